@@ -1,0 +1,599 @@
+"""The config as typed objects: the one definition of every key, its unit, its limits and its default.
+
+`schemas/config.schema.json` and `docs/config.md` are generated from here (eyas.schema). What decides tokens is under
+`model:`, how they are served under `server:`; nothing under `server:` ever makes a result stale.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct, field
+
+from eyas.errors import EyasError
+from eyas.plugins import OptionsError, Registry, registry
+
+PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all config sections: immutable and closed."""
+
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class SamplingConfig(Section):
+    """Sampling fields. Every one is sent with every request and is part of the request hash."""
+
+    temperature: Annotated[float, Meta(ge=0, description="Softmax temperature; 0 is greedy.")] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1, description="Nucleus mass; 1 is off.")] = 1.0
+    top_k: Annotated[int, Meta(ge=0, description="Keep the k most likely tokens; 0 is off.")] = 0
+    min_p: Annotated[
+        float, Meta(ge=0, le=1, description="Drop tokens below this share of the likeliest one; 0 is off.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Meta(gt=0, description="Multiplicative penalty on tokens seen before; 1 is off.")
+    ] = 1.0
+    presence_penalty: Annotated[float, Meta(description="Additive penalty on tokens seen; 0 is off.")] = 0.0
+    frequency_penalty: Annotated[float, Meta(description="Additive penalty per occurrence; 0 is off.")] = 0.0
+    max_new_tokens: Annotated[
+        int, Meta(gt=0, description="Most tokens to generate for one answer, reasoning included.")
+    ] = 4096
+    grammar: Annotated[
+        str | None,
+        Meta(
+            description="Grammar that the answer must follow, in the engine's own notation (GBNF for llamacpp). Rows shaped by it are marked `constrained`: they are off-policy."
+        ),
+    ] = None
+
+
+class ModelConfig(Section):
+    """The target model: all that decides which tokens come out. A live server that contradicts it stops the run."""
+
+    id: Annotated[str, Meta(description="Name of the model, as its publisher has it.")]
+    revision: Annotated[str | None, Meta(description="Commit or tag of the weights, where they have one.")] = None
+    sha256: Annotated[
+        str | None,
+        Meta(pattern="^[0-9a-f]{64}$", description="SHA-256 of the weight file, for models of one file."),
+    ] = None
+    quantisation: Annotated[str | None, Meta(description="Quantisation of the weights, as the server names it.")] = (
+        None
+    )
+    weight_dtype: Annotated[str | None, Meta(description="Number format of the unquantised weights.")] = None
+    kv_dtype: Annotated[str, Meta(description="Number format of the KV cache.")] = "f16"
+    context: Annotated[
+        int, Meta(gt=0, description="Context length: prompt and answer together must fit, in tokens.")
+    ] = 4096
+    tools: Annotated[
+        Literal["template", "system"],
+        Meta(
+            description="How tool definitions reach the model: through the chat template (a prompt with tools is rejected if the template drops them), or written into the system message, for models whose template knows no tools."
+        ),
+    ] = "template"
+    template_options: Annotated[
+        dict[str, Any], Meta(description="Keyword arguments of the chat template, such as `thinking: true`.")
+    ] = field(default_factory=dict)
+    reasoning: Annotated[
+        dict[str, Any],
+        Meta(description="Reasoning format: `name` of the plugin, then its options."),
+    ] = field(default_factory=lambda: {"name": "none"})
+
+
+class ServerConfig(Section):
+    """How the model is served and asked. Changing anything here never makes a finished result stale."""
+
+    engine: Annotated[dict[str, Any], Meta(description="Engine: `name` of the plugin, then its options.")]
+    url: Annotated[
+        str | list[str] | None,
+        Meta(description="One or more servers that already run; null starts one on demand and stops it when idle."),
+    ] = None
+    env: Annotated[
+        str | None,
+        Meta(description="Python interpreter of the engine's own environment; null is the one that runs Eyas."),
+    ] = None
+    api_key_env: Annotated[
+        str | None,
+        Meta(description="Environment variable that holds the API key of `url`. A started server makes its own key."),
+    ] = None
+    state: Annotated[
+        str, Meta(description="Folder of the server lease: endpoint, heartbeats, server log. Ignored by git.")
+    ] = ".eyas/server"
+    concurrency: Annotated[
+        int, Meta(gt=0, description="Ceiling of requests in flight, shared by all jobs of all datasets.")
+    ] = 8
+    retries: Annotated[int, Meta(ge=0, description="How often a request that failed is asked again.")] = 6
+    failure_share: Annotated[
+        Share, Meta(description="Share of a dataset's requests that may fail for good before its job fails.")
+    ] = 0.001
+    slowest_rate: Annotated[
+        float,
+        Meta(gt=0, description="Slowest acceptable rate of one request in tokens/s; decides its deadline."),
+    ] = 1.0
+    queue_wait: Annotated[
+        float, Meta(ge=0, description="Longest acceptable wait in the server's queue in s; added to the deadline.")
+    ] = 600.0
+    start_timeout: Annotated[float, Meta(gt=0, description="Longest time a server may take to load, in s.")] = 900.0
+    idle_timeout: Annotated[
+        float, Meta(gt=0, description="A started server stops when nobody has used it for this long, in s.")
+    ] = 30.0
+    restarts: Annotated[int, Meta(ge=0, description="How often a crashed server is started again.")] = 2
+
+
+CheckPolicy = Literal["reject", "mark", "off"]
+
+
+class DatasetConfig(Section):
+    """One dataset. Keys left out come from `defaults:`."""
+
+    source: Annotated[
+        dict[str, Any], Meta(description="Where prompts come from: `name` of the plugin, then its options.")
+    ]
+    files: Annotated[
+        list[str],
+        Meta(
+            min_length=1,
+            description="Source files, relative to the working directory or, for shipped data, to the workflow.",
+        ),
+    ]
+    revision: Annotated[str | None, Meta(description="Revision of the dataset, recorded with every prompt.")] = None
+    rows: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="How many prompts to use, the first n of the fixed order; null uses all."),
+    ] = None
+    samples: Annotated[int, Meta(gt=0, description="Answers per prompt.")] = 1
+    sampling: Annotated[SamplingConfig, Meta(description="Sampling fields.")] = field(default_factory=SamplingConfig)
+    reasoning_required: Annotated[
+        bool,
+        Meta(
+            description="The answers are expected to reason; the run stops if the first 20 show no reasoning at all."
+        ),
+    ] = True
+    budget_tokens: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="Stop at this many accepted output tokens, taken in the fixed order; null is no budget."),
+    ] = None
+    checks: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="Per check: `policy` (reject, mark or off), then its options. Checks not named here run with their defaults."
+        ),
+    ] = field(default_factory=dict)
+
+
+class MixConfig(Section):
+    """How the datasets become one training set."""
+
+    weights: Annotated[
+        dict[str, Annotated[float, Meta(gt=0)]] | None,
+        Meta(
+            description="Share of supervised tokens per dataset, relative to each other; no row is used twice, so the scarcest dataset decides the size. Null takes everything."
+        ),
+    ] = None
+    eval_share: Annotated[Share, Meta(description="Share of prompts held out, by hash of the normalised prompt.")] = (
+        0.01
+    )
+
+
+class Config(Section):
+    """A run."""
+
+    model: ModelConfig
+    server: ServerConfig
+    datasets: Annotated[
+        dict[Name, DatasetConfig],
+        Meta(min_length=1, description="The datasets by name; the name is the folder under results/."),
+    ]
+    defaults: Annotated[
+        dict[str, Any], Meta(description="Values for every dataset that does not set them itself; same keys.")
+    ] = field(default_factory=dict)
+    seed: Annotated[int, Meta(description="Decides the fixed order of prompts and the shuffle of the mix.")] = 0
+    mix: MixConfig = field(default_factory=MixConfig)
+    exports: Annotated[
+        dict[str, dict[str, Any]], Meta(description="Exporters to run: name, then options.")
+    ] = field(default_factory=lambda: {"tokens": {}})
+    journal: Annotated[
+        str,
+        Meta(description="Folder of finished responses, the expensive part. No rule deletes it; back it up."),
+    ] = "journal"
+    plugins: Annotated[
+        list[str], Meta(description="Plugin files, relative to the working directory or to the workflow.")
+    ] = field(default_factory=list)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+class ConfigSource:
+    """The config files behind a config dict, kept to tell at which line a key stands."""
+
+    def __init__(self, files: Sequence[str | Path] = ()) -> None:
+        self.files = [Path(file) for file in files]
+
+    def line(self, path: Sequence[str]) -> str:
+        """`file:line` of the key at `path`, or of its nearest parent; "config" where no file has it."""
+        best: tuple[int, str] = (0, "config")
+        for file in self.files:
+            try:
+                node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+            except (OSError, yaml.YAMLError):
+                continue
+            depth = 0
+            for key in path:
+                child = _child(node, key)
+                if child is None:
+                    break
+                node, line, depth = child[0], child[1], depth + 1
+                if depth >= best[0]:
+                    best = (depth, f"{file}:{line}")
+        return best[1]
+
+
+def _child(node: Any, key: str) -> tuple[Any, int] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value in node.value:
+            if key_node.value == key:
+                return value, key_node.start_mark.line + 1
+    if isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+        value = node.value[int(key)]
+        return value, value.start_mark.line + 1
+    return None
+
+
+def load(raw: Mapping[str, Any], files: Sequence[str | Path] = (), root: str | Path = ".") -> Config:
+    """The typed config of a config dict (as Snakemake merges it), plugin sections checked.
+
+    files: the config files, for line numbers. root: the workflow's folder, where shipped plugin files lie.
+    Raises EyasError, one line that names file, line, key and remedy.
+    """
+    source = ConfigSource(files)
+    merged = dict(raw)
+    datasets, defaults = raw.get("datasets"), raw.get("defaults") or {}
+    if isinstance(datasets, Mapping) and isinstance(defaults, Mapping):
+        merged["datasets"] = {
+            name: _merge(defaults, section) if isinstance(section, Mapping) else section
+            for name, section in datasets.items()
+        }
+    try:
+        config = msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise EyasError(_explain(error, Config, merged, (), source)) from None
+    found = registry(tuple(str(locate(file, root)) for file in config.plugins))
+    try:
+        _check_plugins(config, found)
+    except OptionsError as error:
+        path = tuple(error.where.split("."))
+        raise EyasError(_explain(error.error, error.options, {}, path, source)) from None
+    except EyasError as error:
+        where, _, rest = str(error).partition(": ")
+        raise EyasError(f"{source.line(where.split('.'))}: {where}: {rest}") from None
+    return config
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`, sections merged key by key; a plugin section with another `name` replaces the whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and value.get("name") in (None, below.get("name")):
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _check_plugins(config: Config, found: Registry) -> None:
+    plugin(found, "engine", config.server.engine, "server.engine")
+    plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
+    for name in config.exports:
+        found.options("exporter", name, config.exports[name], f"exports.{name}")
+    for dataset, section in config.datasets.items():
+        plugin(found, "source", section.source, f"datasets.{dataset}.source")
+        for check in section.checks:
+            check_settings(found, check, section.checks[check], f"datasets.{dataset}.checks.{check}")
+    for name in config.mix.weights or {}:
+        if name not in config.datasets:
+            raise EyasError(f"mix.weights.{name}: no dataset of that name; {_nearest(name, list(config.datasets))}")
+
+
+def plugin(found: Registry, kind: str, section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A `{name, options…}` section with the plugin's defaults filled in."""
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise EyasError(f"{where}: needs a `name`, the {kind} plugin to use")
+    options = found.options(kind, name, {key: value for key, value in section.items() if key != "name"}, where)
+    return {"name": name, **msgspec.to_builtins(options)}
+
+
+def check_settings(found: Registry, name: str, section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A check's section with policy and defaults filled in."""
+    cls = found.find("check", name, where).cls
+    policy = section.get("policy", cls.default_policy)  # type: ignore[attr-defined]
+    if policy not in ("reject", "mark", "off"):
+        raise EyasError(f"{where}.policy: {policy!r} is not a policy; use reject, mark or off")
+    options = found.options("check", name, {k: v for k, v in section.items() if k != "policy"}, where)
+    return {"policy": policy, **msgspec.to_builtins(options)}
+
+
+def locate(path: str | Path, root: str | Path) -> Path:
+    """`path` relative to the working directory or, if it is not there, to the workflow's folder `root`."""
+    here, shipped = Path(path), Path(root) / path
+    return here if here.exists() or not shipped.exists() else shipped
+
+
+# --- one-line errors ---------------------------------------------------------------------------------------------
+
+_AT = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
+
+
+def _explain(
+    error: msgspec.ValidationError,
+    root: type[Struct],
+    raw: Mapping[str, Any],
+    prefix: tuple[str, ...],
+    source: ConfigSource,
+) -> str:
+    text = str(error)
+    at = _AT.search(text)
+    message = text[: at.start()] if at else text
+    inner = tuple(re.findall(r"[^.\[\]]+", at["path"])) if at else ()
+    inner = _name_wildcards(inner, root, raw, message)
+    path = prefix + inner
+    if unknown := _UNKNOWN.match(message):
+        path += (unknown["name"],)
+        message = f"unknown key; {_nearest(unknown['name'], _keys_at(root, inner))}"
+    elif missing := _MISSING.match(message):
+        message = f"the key `{missing['name']}` is missing; add it (docs/config.md describes it)"
+    else:
+        message = f"{message[:1].lower()}{message[1:]}; docs/config.md lists what is allowed"
+    return f"{source.line(path)}: {'.'.join(path) or 'config'}: {message}"
+
+
+def _name_wildcards(path: tuple[str, ...], root: type[Struct], raw: Any, message: str) -> tuple[str, ...]:
+    """msgspec names a dict value `[...]`; finds which key it was by converting each one alone."""
+    named: list[str] = []
+    value, kind = raw, root
+    for part in path:
+        if part != "..." or not isinstance(value, Mapping):
+            named.append(part)
+            kind = _field_type(kind, part)
+            value = value.get(part) if isinstance(value, Mapping) else None
+            continue
+        item_type = _value_type(kind)
+        for key, item in value.items():
+            try:
+                msgspec.convert(item, item_type, strict=False)
+            except msgspec.ValidationError as error:
+                if str(error).startswith(message):
+                    named.append(str(key))
+                    value, kind = item, item_type
+                    break
+        else:
+            return tuple(named)
+    return tuple(named)
+
+
+def _field_type(kind: Any, name: str) -> Any:
+    kind = _struct_of(kind)
+    if kind is None:
+        return Any
+    return next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == name), Any)
+
+
+def _struct_of(kind: Any) -> type[Struct] | None:
+    for part in _parts(kind):
+        if isinstance(part, type) and issubclass(part, Struct):
+            return part
+    return None
+
+
+def _parts(kind: Any) -> list[Any]:
+    """`kind` with Annotated and unions opened."""
+    args = getattr(kind, "__args__", ())
+    if hasattr(kind, "__metadata__"):
+        return _parts(kind.__origin__)
+    if args and not hasattr(kind, "__origin__"):
+        return [part for arg in args for part in _parts(arg)]
+    return [kind]
+
+
+def _value_type(kind: Any) -> Any:
+    for part in _parts(kind):
+        if getattr(part, "__origin__", None) is dict:
+            return part.__args__[1]
+    return Any
+
+
+def _keys_at(root: type[Struct], path: Sequence[str]) -> list[str]:
+    kind: Any = root
+    for part in path:
+        value = _value_type(kind)
+        kind = value if value is not Any else _field_type(kind, part)
+    struct = _struct_of(kind)
+    return [f.encode_name for f in msgspec.structs.fields(struct)] if struct else []
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(known) or 'none'}"
+
+
+# --- what each stage reads ---------------------------------------------------------------------------------------
+
+
+class PromptsSettings(Section):
+    """What decides prompts.jsonl.zst."""
+
+    dataset: str
+    source: dict[str, Any]
+    revision: str | None
+    rows: int | None
+    seed: int
+
+
+class GenerateSettings(Section):
+    """What decides responses.jsonl.zst. `checks` is set only under a budget, which counts accepted tokens."""
+
+    dataset: str
+    model: ModelConfig
+    sampling: SamplingConfig
+    samples: int
+    reasoning_required: bool
+    budget_tokens: int | None
+    checks: dict[str, dict[str, Any]] | None
+
+
+class ValidateSettings(Section):
+    """What decides verdicts.parquet."""
+
+    dataset: str
+    reasoning: dict[str, Any]
+    checks: dict[str, dict[str, Any]]
+
+
+class TrainSettings(Section):
+    """What decides train.parquet."""
+
+    dataset: str
+
+
+class ExportSettings(Section):
+    """What decides one export."""
+
+    exporter: str
+    options: dict[str, Any]
+
+
+class MixSettings(Section):
+    """What decides results/train/."""
+
+    datasets: list[str]
+    weights: dict[str, float] | None
+    eval_share: float
+    seed: int
+
+
+class SummarySettings(Section):
+    """What decides results/summary/."""
+
+    datasets: list[str]
+    budgets: dict[str, int | None]
+    model: ModelConfig
+
+
+class AccessSettings(Section):
+    """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result."""
+
+    model: ModelConfig
+    server: ServerConfig
+    plugins: list[str]
+
+
+class Stages:
+    """The settings of each stage of a run, exactly what that stage reads, defaults filled in."""
+
+    def __init__(self, config: Config, root: str | Path = ".") -> None:
+        self.config = config
+        self.plugin_files = tuple(str(locate(file, root)) for file in config.plugins)
+        self.registry = registry(self.plugin_files)
+        reasoning = plugin(self.registry, "reasoning", config.model.reasoning, "model.reasoning")
+        self.model = msgspec.structs.replace(config.model, reasoning=reasoning)
+
+    def prompts(self, dataset: str) -> PromptsSettings:
+        section = self.config.datasets[dataset]
+        return PromptsSettings(
+            dataset=dataset,
+            source=plugin(self.registry, "source", section.source, f"datasets.{dataset}.source"),
+            revision=section.revision,
+            rows=section.rows,
+            seed=self.config.seed,
+        )
+
+    def generate(self, dataset: str) -> GenerateSettings:
+        section = self.config.datasets[dataset]
+        return GenerateSettings(
+            dataset=dataset,
+            model=self.model,
+            sampling=section.sampling,
+            samples=section.samples,
+            reasoning_required=section.reasoning_required,
+            budget_tokens=section.budget_tokens,
+            checks=self.checks(dataset) if section.budget_tokens is not None else None,
+        )
+
+    def validate(self, dataset: str) -> ValidateSettings:
+        return ValidateSettings(dataset=dataset, reasoning=self.model.reasoning, checks=self.checks(dataset))
+
+    def train(self, dataset: str) -> TrainSettings:
+        return TrainSettings(dataset=dataset)
+
+    def export(self, exporter: str) -> ExportSettings:
+        options = self.registry.options("exporter", exporter, self.config.exports[exporter], f"exports.{exporter}")
+        return ExportSettings(exporter=exporter, options=msgspec.to_builtins(options))
+
+    def mix(self) -> MixSettings:
+        mix = self.config.mix
+        return MixSettings(
+            datasets=sorted(self.config.datasets),
+            weights=mix.weights,
+            eval_share=mix.eval_share,
+            seed=self.config.seed,
+        )
+
+    def summary(self) -> SummarySettings:
+        return SummarySettings(
+            datasets=sorted(self.config.datasets),
+            budgets={name: self.config.datasets[name].budget_tokens for name in sorted(self.config.datasets)},
+            model=self.model,
+        )
+
+    def access(self) -> AccessSettings:
+        return AccessSettings(model=self.model, server=self.config.server, plugins=list(self.plugin_files))
+
+    def checks(self, dataset: str) -> dict[str, dict[str, Any]]:
+        """Every check with its policy and options; those that the config does not name run with their defaults."""
+        sections = self.config.datasets[dataset].checks
+        names = [found.cls.name for found in self.registry.all() if found.kind == "check"]
+        return {
+            name: check_settings(self.registry, name, sections.get(name, {}), f"datasets.{dataset}.checks.{name}")
+            for name in names
+        }
+
+    def plugins(self, stage: str, dataset: str | None = None) -> list[tuple[str, str]]:
+        """(kind, name) of the plugins whose code decides the output of `stage`."""
+        used: list[tuple[str, str]] = []
+        if stage == "prompts" and dataset:
+            used.append(("source", self.config.datasets[dataset].source["name"]))
+        budgeted = dataset is not None and self.config.datasets[dataset].budget_tokens is not None
+        if stage in ("generate", "validate"):
+            used.append(("reasoning", self.model.reasoning["name"]))
+        if dataset and (stage == "validate" or (stage == "generate" and budgeted)):
+            used += [("check", name) for name, section in self.checks(dataset).items() if section["policy"] != "off"]
+        return used
+
+
+def canonical(settings: Section) -> str:
+    """One line of JSON, keys sorted: equal settings give equal text whatever the order in the config file."""
+    text = json.dumps(msgspec.to_builtins(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    if len(text.encode()) > PARAMS_LIMIT:
+        raise EyasError(
+            f"the settings of one job take {len(text.encode()):,} bytes, the limit is {PARAMS_LIMIT:,}; move long texts into files"
+        )
+    return text
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON, 32 hex digits."""
+    text = json.dumps(msgspec.to_builtins(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,406 @@
+"""The five plugin kinds, and how plugins are found.
+
+A plugin is a class. It subclasses one of the bases below, has a `name`, a one-line docstring and an `Options` struct, and is handed to
+Eyas by a hook of its kind:
+
+    from eyas import hookimpl
+
+    @hookimpl
+    def register_checks(register):
+        register(MyCheck)
+
+Built-ins are registered the same way, from BUILTINS. Strangers come through the entry-point group `eyas`, or as
+files listed under `plugins:` in the config.
+"""
+
+from __future__ import annotations
+
+import abc
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+import pluggy
+from msgspec import Struct
+
+from eyas.errors import EyasError
+from eyas.records import Finish, Message, ReasoningState, Response
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from eyas.config import ModelConfig, SamplingConfig
+
+GROUP = "eyas"
+BUILTINS = (
+    "eyas.sources.glaive",
+    "eyas.sources.opencodeinstruct",
+    "eyas.sources.magicoder",
+    "eyas.sources.mixture_of_thoughts",
+    "eyas.sources.openthoughts",
+    "eyas.sources.ultrachat",
+    "eyas.sources.sharegpt",
+    "eyas.sources.swe_trajectories",
+    "eyas.engines.llamacpp",
+    "eyas.reasoning.none",
+    "eyas.reasoning.tags",
+    "eyas.checks.length",
+    "eyas.checks.stop_token",
+    "eyas.checks.reasoning",
+    "eyas.checks.empty_answer",
+    "eyas.checks.degenerate",
+    "eyas.checks.control_tokens",
+    "eyas.checks.unicode",
+    "eyas.exporters.tokens",
+)
+
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+class NoOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """For plugins without options."""
+
+
+class Plugin(abc.ABC):
+    """What all plugins have in common. Class docstring: one line that says what the plugin is for."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[Struct]] = NoOptions
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One source row as messages. `id` is the row's own unique id, or None where the dataset has none."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A row that is legitimately not used; `reason` is counted in prompts.json."""
+
+    reason: str
+
+
+class Source(Plugin):
+    """Where prompts come from: turns one row of a dataset file into a conversation."""
+
+    @abc.abstractmethod
+    def parse(self, row: dict[str, Any]) -> Conversation | Skip:
+        """The whole conversation in `row`, earlier answers included (the prompts stage cuts them off).
+
+        Raises KeyError, TypeError or ValueError for a row that is not of this dataset's schema; the caller adds
+        file and row.
+        """
+
+    def rows(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of one file with their numbers, counted from 1. Override for formats that eyas.sources.files lacks."""
+        from eyas.sources.files import read_rows
+
+        return read_rows(path)
+
+
+# --- engines -----------------------------------------------------------------------------------------------------
+
+
+class Retry(Exception):
+    """The request failed in a way that may pass: connection, 5xx, 429, time-out, aborted. The argument is the cause."""
+
+
+class Reject(Exception):
+    """The server refuses this very prompt, now and always. The argument is the reason."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One generation: ids in, with every sampling field explicit. `seed` is a 32-bit integer."""
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingConfig
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine returns; fields as in records.Reply. `usage` is what the server said, for the record only."""
+
+    output_ids: list[int]
+    finish: Finish
+    effective_max_new: int
+    usage: dict[str, int]
+
+
+class Tokenizer(Protocol):
+    """Text ↔ ids, exactly as the served model has it."""
+
+    template: str
+    stop_ids: list[int]
+    control_ids: list[int]
+    vocabulary_size: int
+
+    def encode(self, text: str, *, control: bool) -> list[int]:
+        """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text."""
+
+    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Text without end tokens, and for each id how many characters of it are complete after that id."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process of an engine. The API key reaches it in the environment variable EYAS_API_KEY, never in argv."""
+
+    argv: list[str]
+    env: dict[str, str]
+    url: str
+
+
+class Engine(Plugin):
+    """Who answers: launches servers, says what they are, asks them."""
+
+    def __init__(self, options: Any, model: ModelConfig) -> None:
+        super().__init__(options)
+        self.model = model
+
+    @abc.abstractmethod
+    def launch(self, python: str) -> list[Launch]:
+        """The processes to start with the interpreter `python` of `server.env`; called under the lease's lock."""
+
+    @abc.abstractmethod
+    def explain(self, log: str) -> str | None:
+        """One clear sentence with the remedy if `log` (a server's output) shows a known cause of failure."""
+
+    @abc.abstractmethod
+    def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+        """The server's manifest without secrets. Raises EyasError if it contradicts `model:` or does not generate."""
+
+    @abc.abstractmethod
+    def tokenizer(self, url: str, key: str | None) -> Tokenizer:
+        """The tokenizer of the served model, self-tested."""
+
+    @abc.abstractmethod
+    async def generate(self, session: aiohttp.ClientSession, url: str, request: GenerateRequest) -> Completion:
+        """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
+
+
+# --- reasoning ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where reasoning ends. `reasoning_tokens` counts output ids up to and including the closing delimiter."""
+
+    state: ReasoningState
+    reasoning_tokens: int
+
+
+class Reasoning(Plugin):
+    """How a model marks its reasoning."""
+
+    expects_reasoning: ClassVar[bool] = True
+
+    @property
+    def prefill(self) -> str:
+        """Text that opens the answer and is sent as part of the prompt, encoded as ordinary text."""
+        return ""
+
+    @abc.abstractmethod
+    def split(self, response: Any) -> Split:
+        """Splits a Reply."""
+
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+
+class Check(Plugin):
+    """What makes a response acceptable. Policies (`reject`, `mark`, `off`) are applied by the caller."""
+
+    default_policy: ClassVar[str] = "reject"
+
+    @abc.abstractmethod
+    def faults(self, response: Response, split: Split) -> Iterable[str]:
+        """Reasons against the response, each a short constant phrase so that they can be counted; none if fine."""
+
+
+# --- exporters ---------------------------------------------------------------------------------------------------
+
+
+class Exporter(Plugin):
+    """What a trainer reads."""
+
+    suffix: ClassVar[str]
+
+    @abc.abstractmethod
+    def write(self, rows: Iterable[Any], path: Path) -> int:
+        """Writes TrainRows to `path`, streaming, and returns how many."""
+
+
+# --- finding them ------------------------------------------------------------------------------------------------
+
+KINDS: dict[str, type[Plugin]] = {
+    "source": Source,
+    "engine": Engine,
+    "reasoning": Reasoning,
+    "check": Check,
+    "exporter": Exporter,
+}
+_HOOKS = {
+    "source": "register_sources",
+    "engine": "register_engines",
+    "reasoning": "register_reasoning",
+    "check": "register_checks",
+    "exporter": "register_exporters",
+}
+
+Register = Callable[[type[Plugin]], None]
+
+
+class HookSpecs:
+    """One hook a kind; each calls `register` with its plugin classes."""
+
+    @hookspec
+    def register_sources(self, register: Register) -> None:
+        """Register Source classes."""
+
+    @hookspec
+    def register_engines(self, register: Register) -> None:
+        """Register Engine classes."""
+
+    @hookspec
+    def register_reasoning(self, register: Register) -> None:
+        """Register Reasoning classes."""
+
+    @hookspec
+    def register_checks(self, register: Register) -> None:
+        """Register Check classes."""
+
+    @hookspec
+    def register_exporters(self, register: Register) -> None:
+        """Register Exporter classes."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A registered plugin: its class, where it came from, and a digest that changes when its code does."""
+
+    kind: str
+    cls: type[Plugin]
+    origin: str
+    digest: str
+
+
+class Registry:
+    """All plugins of this process, by kind and name."""
+
+    def __init__(self, files: Sequence[str | Path] = ()) -> None:
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(HookSpecs)
+        self._found: dict[tuple[str, str], Found] = {}
+        origins: dict[str, str] = {}
+        for name in BUILTINS:
+            self._manager.register(importlib.import_module(name), name=name)
+            origins[name] = "built-in"
+        for entry in importlib.metadata.entry_points(group=GROUP):
+            origins[entry.name] = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+            try:
+                self._manager.register(entry.load(), name=entry.name)
+            except Exception as error:
+                raise EyasError(
+                    f"plugin {entry.name!r} of {origins[entry.name]} cannot be loaded: {error}; reinstall or uninstall it"
+                ) from error
+        for file in files:
+            self._manager.register(_load_file(Path(file)), name=str(file))
+            origins[str(file)] = str(file)
+        for kind, hook in _HOOKS.items():
+            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+                origin = origins[implementation.plugin_name]
+                implementation.function(partial(self._register, kind, origin))
+
+    def _register(self, kind: str, origin: str, cls: type[Plugin]) -> None:
+        base = KINDS[kind]
+        if not issubclass(cls, base):
+            raise EyasError(f"plugin {cls.__name__} of {origin} is registered as {kind} but is no {base.__name__}")
+        if (kind, cls.name) in self._found:
+            raise EyasError(
+                f"{kind} plugin {cls.name!r} of {origin} is already taken by {self._found[kind, cls.name].origin}; rename it"
+            )
+        self._found[kind, cls.name] = Found(kind, cls, origin, _digest(cls, origin))
+
+    def all(self) -> list[Found]:
+        """Every plugin, by kind and name."""
+        order = list(KINDS)
+        return sorted(self._found.values(), key=lambda found: (order.index(found.kind), found.cls.name))
+
+    def find(self, kind: str, name: str, where: str) -> Found:
+        """The plugin called `name`; `where` is the config key that asked for it."""
+        try:
+            return self._found[kind, name]
+        except KeyError:
+            known = [found_name for found_kind, found_name in self._found if found_kind == kind]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise EyasError(
+                f"{where}: no {kind} plugin named {name!r}; {hint} (a plugin from a package must be installed in the env that runs the rule, see envs/)"
+            ) from None
+
+    def options(self, kind: str, name: str, section: Mapping[str, Any], where: str) -> Struct:
+        """`section` as the plugin's Options; errors name the config key."""
+        found = self.find(kind, name, where)
+        try:
+            return msgspec.convert(dict(section), found.cls.Options, strict=False)
+        except msgspec.ValidationError as error:
+            raise OptionsError(where, found.cls.Options, error) from None
+
+
+class OptionsError(Exception):
+    """A plugin section that does not fit; config.py turns it into one line with file and line number."""
+
+    def __init__(self, where: str, options: type[Struct], error: msgspec.ValidationError) -> None:
+        super().__init__(str(error))
+        self.where, self.options, self.error = where, options, error
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise EyasError(f"plugins: {path} does not exist; correct the path (relative to the working directory)")
+    name = "eyas_plugin_" + hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise EyasError(f"plugins: {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _digest(cls: type[Plugin], origin: str) -> str:
+    """Distribution and version for an installed package, else the bytes of the file that defines the class."""
+    if origin != "built-in" and not Path(origin).is_file():
+        return origin
+    return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4)
+def registry(files: tuple[str, ...] = ()) -> Registry:
+    """The plugins of this process; built once for a set of plugin files."""
+    return Registry(files)

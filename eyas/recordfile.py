@@ -1,0 +1,152 @@
+"""Files of records: JSON lines in zstd frames, closed by a seal, so that a cut file is an error and never a shorter dataset.
+
+The seal is a zstd skippable frame (RFC 8878, 3.1.2) with the number of rows and the SHA-256 of the lines. Every
+zstd tool skips it and sees plain JSON lines; readers here demand it. Python's zstandard and pandas otherwise accept a
+truncated last frame in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zstandard
+
+from eyas.errors import EyasError
+
+SEAL_MAGIC = 0x184D2A5E
+FRAME_BYTES = 1 << 20  # uncompressed bytes per frame: small enough to keep memory flat, large enough to compress
+READ_BYTES = 1 << 18
+LEVEL = 3
+
+T = TypeVar("T")
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """What a finished file says of itself."""
+
+    rows: int
+    sha256: str
+
+
+@contextlib.contextmanager
+def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is synced to disk and renamed, on error removed."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Writer(Generic[T]):
+    """Writes records to a sealed file; use as a context manager. The file appears when the block succeeds."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.rows = 0
+        self._context = atomic(path)
+        self._encoder = msgspec.json.Encoder()
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._digest = hashlib.sha256()
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Writer[T]:
+        self._file = self._context.__enter__().open("wb")
+        return self
+
+    def write(self, record: T) -> None:
+        self._buffer += self._encoder.encode(record)
+        self._buffer += b"\n"
+        self.rows += 1
+        if len(self._buffer) >= FRAME_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._digest.update(self._buffer)
+            self._file.write(self._compressor.compress(bytes(self._buffer)))
+            self._buffer.clear()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        try:
+            if exception[0] is None:
+                self._flush()
+                seal = msgspec.json.encode(Seal(rows=self.rows, sha256=self._digest.hexdigest()))
+                self._file.write(struct.pack("<II", SEAL_MAGIC, len(seal)) + seal)
+        finally:
+            self._file.close()
+        return self._context.__exit__(*exception)
+
+
+def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
+    """Writes all records to `path` in one atomic step and returns their number."""
+    with Writer[Any](path) as writer:
+        for record in records:
+            writer.write(record)
+    return writer.rows
+
+
+def read_seal(path: str | os.PathLike[str]) -> Seal:
+    """The seal at the end of a record file, without reading the records."""
+    with Path(path).open("rb") as file:
+        tail_at = max(0, file.seek(0, os.SEEK_END) - 4096)
+        file.seek(tail_at)
+        tail = file.read()
+    at = tail.rfind(struct.pack("<I", SEAL_MAGIC))
+    if at >= 0 and len(tail) >= at + 8:
+        (size,) = struct.unpack_from("<I", tail, at + 4)
+        if at + 8 + size == len(tail):
+            return msgspec.json.decode(tail[at + 8 :], type=Seal)
+    raise EyasError(f"{path}: the file is cut short (no seal at its end); delete it and run again to rebuild it")
+
+
+def read_records(path: str | os.PathLike[str], record_type: type[T]) -> Iterator[T]:
+    """Streams the records of a sealed file in flat memory.
+
+    Raises EyasError naming file, line and field for a record that does not fit, and for a file whose rows or bytes
+    differ from its seal.
+    """
+    seal = read_seal(path)
+    decode: Callable[[bytes], T] = msgspec.json.Decoder(record_type).decode
+    digest, rows = hashlib.sha256(), 0
+    for line in _lines(path, digest):
+        rows += 1
+        try:
+            record = decode(line)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise EyasError(f"{path}: line {rows}: {error}; delete the file and run again to rebuild it") from None
+        yield record
+    if rows != seal.rows or digest.hexdigest() != seal.sha256:
+        raise EyasError(
+            f"{path}: holds {rows} rows, its seal says {seal.rows}, or bytes differ; delete it and run again to rebuild it"
+        )
+
+
+def _lines(path: str | os.PathLike[str], digest: Any) -> Iterator[bytes]:
+    rest = b""
+    with Path(path).open("rb") as file:
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_size=READ_BYTES, read_across_frames=True)
+        while True:
+            try:
+                chunk = reader.read(READ_BYTES)
+            except zstandard.ZstdError as error:
+                raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+            if not chunk:
+                break
+            digest.update(chunk)
+            # Only b"\n" ends a record: str.splitlines would also cut at U+2028 inside a text.
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+    if rest:
+        yield rest

@@ -1,0 +1,178 @@
+"""What is on disk, one definition each. Unknown fields, missing fields and wrong types are errors.
+
+Token ids are the truth everywhere; text is for people. Token counts are counts of ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all records: immutable, keyword-only, closed."""
+
+
+class Message(Record, omit_defaults=True):
+    """One message in the OpenAI shape."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class Origin(Record):
+    """Where a prompt came from. `row` counts from 1 within `file`."""
+
+    source: str
+    revision: str | None
+    file: str
+    row: int
+
+
+class Prompt(Record):
+    """One conversation opening, independent of any model.
+
+    key: the source's own unique id, else `sha256(canonical row)[:16]-<n>` for the n-th identical row.
+    occurrence: how many earlier prompts of this dataset have the same messages and tools (0 for the first), so
+        that identical prompts are distinct requests.
+    group: hash of the normalised prompt text; hold-out keeps a group on one side.
+    """
+
+    key: str
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    origin: Origin
+    occurrence: int
+    group: str
+
+
+class Finish(Record):
+    """Why generation ended. `matched` is the stop token id or the stop string; null for `length`."""
+
+    type: Literal["stop", "length"]
+    matched: int | str | None = None
+
+
+class Reply(Record):
+    """What the model said to one request: everything that training needs, nothing about how it travelled.
+
+    request: hash of all that decides the distribution of the answer.
+    output_ids: as generated, the end token included when there is one.
+    text: decoded `output_ids` without the end token; undecodable bytes become U+FFFD.
+    text_ends: per output token, how many characters of `text` are complete once it is known.
+    stop_ids, control_ids: the model's end tokens, and all its control tokens, as ids.
+    effective_max_new: the limit in force, in tokens; the server may hold less than was asked.
+    constrained: a grammar shaped the answer, so it is off-policy.
+    """
+
+    request: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    finish: Finish
+    text: str
+    text_ends: list[int]
+    stop_ids: list[int]
+    control_ids: list[int]
+    effective_max_new: int
+    constrained: bool
+
+
+class Response(Reply):
+    """A reply in its place: the answer to turn `turn`, sample `sample` of prompt `key`."""
+
+    key: str
+    turn: int
+    sample: int
+
+
+class Delivery(Record):
+    """How a reply travelled. Kept beside the reply, never in it: two runs with equal answers differ only here.
+
+    started, finished: Unix time in seconds. usage: counts as the server reported them.
+    """
+
+    attempt: int
+    server: str
+    started: float
+    finished: float
+    usage: dict[str, int]
+
+
+class Outcome(Record):
+    """What became of one planned (key, turn, sample)."""
+
+    key: str
+    turn: int
+    sample: int
+    status: Literal["answered", "rejected", "failed", "not_needed", "not_reached"]
+    reason: str | None = None
+
+
+ReasoningState = Literal[
+    "closed",
+    "closed_by_tool",
+    "truncated_in_reasoning",
+    "unclosed",
+    "empty",
+    "none",
+    "double_close",
+    "reopened",
+    "stray_open",
+]
+
+
+class Verdict(Record):
+    """Whether a response is fit for training, why not, and how many tokens it has of each sort.
+
+    reasoning_tokens counts the tokens up to and including the closing delimiter; answer_tokens the rest of the
+    output, the end token included; so the two sum to output_tokens.
+    """
+
+    key: str
+    turn: int
+    sample: int
+    accepted: bool
+    reasons: list[str]
+    marks: list[str]
+    truncated: bool
+    constrained: bool
+    reasoning_state: ReasoningState
+    prompt_tokens: int
+    reasoning_tokens: int
+    answer_tokens: int
+    output_tokens: int
+
+
+class TrainMetadata(Record):
+    """What travels with a training row for people and filters; trainers ignore it."""
+
+    dataset: str
+    group: str
+    request: str
+    finish: Literal["stop", "length"]
+    truncated: bool
+    constrained: bool
+    reasoning_tokens: int
+    answer_tokens: int
+
+
+class TrainRow(Record):
+    """One generation as a trainer reads it: `input_ids = prompt_ids + output_ids`, no shift.
+
+    loss_mask: 1 exactly for the generated tokens, 0 for the prompt; same length as input_ids.
+    """
+
+    id: str
+    primary_id: str
+    input_ids: list[int]
+    loss_mask: list[int]
+    metadata: TrainMetadata
+
+
+def unit_id(key: str, turn: int, sample: int) -> str:
+    """The name of one generation within its dataset."""
+    return f"{key}:{turn}:{sample}"
