@@ -1,0 +1,252 @@
+"""The prompts stage: dataset rows become conversation openings in the one order that every later file keeps.
+
+The order is that of sha256("seed:key"), so a row count takes the first n, growing it appends, and rows inserted into a
+source file change the place of no other prompt. Sorting is left to a temporary SQLite file: memory stays flat however
+many rows there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from eyas import recordfile
+from eyas.config import PromptsSettings
+from eyas.errors import EyasError
+from eyas.plugins import Conversation, Skip, Source
+from eyas.records import Message, Origin, Prompt, Record
+
+HASH_DIGITS = 16
+CACHE_KIBIBYTES = 64 * 1024  # page cache of the sorter; holds the counters of about a million rows
+
+
+class FileReport(Record, frozen=True):
+    """A file that was read: its name in the config, its rows, the SHA-256 of its bytes."""
+
+    name: str
+    rows: int
+    sha256: str
+
+
+class PromptsReport(Record, frozen=True):
+    """What became of the rows: rows_read = used + not_taken + the sum of skipped.
+
+    asked: the row count of the config, or null for all. not_taken: usable rows beyond it. skipped: rows by reason.
+    """
+
+    dataset: str
+    asked: int | None
+    rows_read: int
+    used: int
+    not_taken: int
+    skipped: dict[str, int]
+    files: list[FileReport]
+
+
+def prompts(
+    settings: PromptsSettings, files: list[Path], names: list[str], source: Source, out: Path, report: Path
+) -> PromptsReport:
+    """Writes the prompts of `files` to `out` and what became of their rows to `report`.
+
+    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a row that does not
+    fit the source, and if there is no usable row at all.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    skipped: Counter[str] = Counter()
+    read: list[FileReport] = []
+    usable = 0
+    with _Sorter(out, settings.rows) as sorter:
+        for path, name in zip(files, names, strict=True):
+            rows = 0
+            for number, row in source.rows(path):
+                rows += 1
+                parsed = _parse(source, row, f"{path}: row {number}")
+                opened = parsed if isinstance(parsed, Skip) else opening(parsed)
+                if isinstance(opened, Skip):
+                    skipped[opened.reason] += 1
+                    continue
+                usable += 1
+                key = _key(opened.id, row, sorter)
+                origin = Origin(source=source.name, revision=settings.revision, file=name, row=number)
+                prompt = Prompt(
+                    key=key,
+                    messages=opened.messages,
+                    tools=opened.tools,
+                    origin=origin,
+                    occurrence=0,
+                    group=group(opened.messages),
+                )
+                sorter.add(hashlib.sha256(f"{settings.seed}:{key}".encode()).digest(), prompt)
+            with path.open("rb") as file:
+                read.append(
+                    FileReport(name=name, rows=rows, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+                )
+        if not usable:
+            raise EyasError(_nothing_usable(settings.dataset, names, skipped))
+        with recordfile.Writer[Prompt](out) as writer:
+            for prompt in sorter.sorted():
+                writer.write(msgspec.structs.replace(prompt, occurrence=sorter.count(_sameness(prompt))))
+    result = PromptsReport(
+        dataset=settings.dataset,
+        asked=settings.rows,
+        rows_read=sum(file.rows for file in read),
+        used=writer.rows,
+        not_taken=usable - writer.rows,
+        skipped=dict(sorted(skipped.items())),
+        files=read,
+    )
+    assert result.rows_read == result.used + result.not_taken + sum(result.skipped.values())
+    with recordfile.atomic(report) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def opening(conversation: Conversation) -> Conversation | Skip:
+    """The conversation up to and including its first user message; no earlier answer is left in it."""
+    if not conversation.messages:
+        return Skip("conversation is empty")
+    first = next((at for at, message in enumerate(conversation.messages) if message.role != "system"), None)
+    if first is None:
+        return Skip("conversation has no user turn")
+    message = conversation.messages[first]
+    if message.role != "user":
+        return Skip("conversation starts with an assistant or tool turn")
+    if not message.content.strip():
+        return Skip("first user turn is empty")
+    opened = Conversation(conversation.messages[: first + 1], conversation.tools, conversation.id)
+    try:
+        msgspec.json.encode([opened.messages, opened.tools, opened.id])
+    except UnicodeEncodeError:
+        # JSON can spell half a surrogate pair ("\ud800"), which is no character and fits no UTF-8 file.
+        return Skip("text is not valid Unicode")
+    return opened
+
+
+def group(messages: Sequence[Message]) -> str:
+    """Hash of the prompt's text; equal for texts that differ only in case, white space or Unicode form."""
+    text = " ".join(message.content for message in messages)
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return hashlib.sha256(" ".join(folded.split()).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _parse(source: Source, row: dict[str, Any], where: str) -> Conversation | Skip:
+    remedy = f"correct the row, or pick the right source (this one is {source.name!r})"
+    try:
+        return source.parse(row)
+    except KeyError as error:
+        columns = ", ".join(map(repr, row))
+        raise EyasError(
+            f"{where}: no column {error.args[0]!r} among {columns or 'none'}; {remedy}"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise EyasError(f"{where}: {error}; {remedy}") from error
+
+
+def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
+    """The source's id, else the row's hash and how many identical rows came before it.
+
+    An id that has been seen before is extended by the row's hash and counted likewise. So a repeated id keeps all rows apart,
+    and an inserted row renumbers nothing, except that the plain id belongs to the first row in file order that has it.
+    """
+    if identity and not sorter.count(identity):
+        return identity
+    # `repr` is for what Parquet has and JSON has not: dates, decimals, bytes.
+    canonical = json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=repr)
+    base = hashlib.sha256(canonical.encode()).hexdigest()[:HASH_DIGITS]
+    if identity:
+        base = f"{identity}-{base}"
+    return f"{base}-{sorter.count(base)}"
+
+
+def _sameness(prompt: Prompt) -> str:
+    return hashlib.sha256(msgspec.json.encode([prompt.messages, prompt.tools])).hexdigest()
+
+
+def _nothing_usable(dataset: str, names: Sequence[str], skipped: Counter[str]) -> str:
+    reasons = (
+        ", ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items())) or "there are no rows"
+    )
+    return f"dataset {dataset}: no usable row in {', '.join(names)} ({reasons}); correct `files:` or pick the right source"
+
+
+class _Sorter:
+    """Sorts prompts by rank and counts names, on disk. With a limit, it keeps little more than the first `limit`."""
+
+    def __init__(self, out: Path, limit: int | None) -> None:
+        self._out = out
+        self._limit = limit
+        self._highest: bytes | None = None
+        self._held = 0
+
+    def __enter__(self) -> _Sorter:
+        self._stack = contextlib.ExitStack()
+        folder = tempfile.TemporaryDirectory(prefix=f".{self._out.name}.", dir=self._out.parent)
+        scratch = Path(self._stack.enter_context(folder), "sort.sqlite")
+        # One transaction that never commits: the file is thrown away whatever happens.
+        self._database = self._stack.enter_context(
+            contextlib.closing(sqlite3.connect(scratch, isolation_level=None))
+        )
+        self._database.executescript(f"""
+            PRAGMA journal_mode = OFF;
+            PRAGMA synchronous = OFF;
+            PRAGMA locking_mode = EXCLUSIVE;
+            PRAGMA cache_size = -{CACHE_KIBIBYTES};
+            BEGIN;
+            CREATE TABLE names (name TEXT PRIMARY KEY, seen INTEGER) WITHOUT ROWID;
+            CREATE TABLE prompts (rank BLOB, payload BLOB);
+            CREATE UNIQUE INDEX prompts_by_rank ON prompts (rank);
+        """)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise EyasError(
+                f"{self._out.parent}: cannot sort the prompts there ({error}); free disk space and run again"
+            ) from error
+
+    def count(self, name: str) -> int:
+        """How often `name` has been counted before."""
+        (seen,) = self._database.execute(
+            "INSERT INTO names VALUES (?, 0) ON CONFLICT DO UPDATE SET seen = seen + 1 RETURNING seen",
+            (name,),
+        ).fetchone()
+        return int(seen)
+
+    def add(self, rank: bytes, prompt: Prompt) -> None:
+        if self._highest is not None and rank > self._highest:
+            return
+        self._database.execute("INSERT INTO prompts VALUES (?, ?)", (rank, msgspec.json.encode(prompt)))
+        self._held += 1
+        # Twice the limit, so that pruning costs a constant number of steps per row.
+        if self._limit is not None and self._held > 2 * self._limit:
+            self._prune(self._limit)
+
+    def _prune(self, limit: int) -> None:
+        (self._highest,) = self._database.execute(
+            "SELECT rank FROM prompts ORDER BY rank LIMIT 1 OFFSET ?", (limit - 1,)
+        ).fetchone()
+        self._database.execute("DELETE FROM prompts WHERE rank > ?", (self._highest,))
+        self._held = limit
+
+    def sorted(self) -> Iterator[Prompt]:
+        """The first `limit` prompts in the order of their ranks."""
+        decode = msgspec.json.Decoder(Prompt).decode
+        limit = -1 if self._limit is None else self._limit
+        for (payload,) in self._database.execute(
+            "SELECT payload FROM prompts ORDER BY rank LIMIT ?", (limit,)
+        ):
+            yield decode(payload)

@@ -1,0 +1,228 @@
+"""Reads dataset files row by row: JSON Lines, a JSON array, or Parquet; the JSON kinds plain, gzipped or zstd-compressed.
+
+What a file is, is decided by its first bytes, for public files are often named wrongly. NaN and Infinity, which pandas
+writes into JSON, are accepted everywhere, as Parquet has them too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from eyas.errors import EyasError
+
+READ_BYTES = 1 << 16  # small, because one compressed chunk is decompressed as a whole
+BATCH_ROWS = 256  # Parquet rows in memory at once; rows with long reasoning take 100 kB each
+# RFC 8878, 3.1: a frame, and the sixteen magics of skippable frames, which parallel compressors put first.
+ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))
+SPACE = " \t\r\n"  # JSON's white space (RFC 8259, 2); str.isspace knows more
+
+Row = tuple[int, dict[str, Any]]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path` with their numbers, counted from 1: line numbers for JSON Lines, else positions.
+
+    Memory is that of a few rows (for Parquet: of one row group). Raises EyasError naming the file and the row for
+    what is damaged, not JSON, or not an object.
+    """
+    if not path.is_file():
+        raise EyasError(f"{path}: no such file; correct `files:` of the dataset or fetch the file")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"PAR1":
+        yield from _parquet(path)
+        return
+    if path.suffix == ".parquet":
+        raise EyasError(
+            f"{path}: is not Parquet inside; fetch it again (a Git LFS pointer is a short text, not the data)"
+        )
+    chunks = _chunks(path, magic)
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if len(head.strip()) > len(codecs.BOM_UTF8):
+            break
+    head = head.removeprefix(codecs.BOM_UTF8)
+    chunks = itertools.chain([head], chunks)
+    yield from (json_array if head.lstrip().startswith(b"[") else json_lines)(chunks, path)
+
+
+def json_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
+    """Rows of JSON Lines. Only b"\\n" ends a line; a blank line is no row but has a number."""
+    for number, line in enumerate(_lines(chunks), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise EyasError(
+                f"{path}: line {number}: not valid JSON ({error}); correct the line, or fetch the file again"
+                " (Eyas reads JSON Lines, a JSON array of objects, and Parquet)"
+            ) from None
+        if not isinstance(row, dict):
+            raise EyasError(
+                f"{path}: line {number}: is {type(row).__name__}, not an object with columns; correct or remove the line"
+            )
+        yield number, row
+
+
+def json_array(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
+    """Rows of one JSON array, in the memory of the longest row and in linear time."""
+    text = _Text(chunks, path)
+    text.at = 1 + text.skip_space()
+    if text.peek() == "]":
+        text.at += 1
+    else:
+        delimiter = ","
+        while delimiter == ",":
+            text.number += 1
+            yield text.number, text.take_object()
+            delimiter = text.peek()
+            if delimiter not in ("]", ","):
+                raise text.error(
+                    f"expected `,` or `]` after the row, found {delimiter!r}"
+                    if delimiter
+                    else "the array ends here without `]`"
+                )
+            text.at += 1
+    if rest := text.peek():
+        raise text.error(f"{rest!r} follows the end of the array")
+
+
+class _Text:
+    """The undecoded rest of a JSON array: a buffer that grows only as far as the row at hand needs."""
+
+    def __init__(self, chunks: Iterable[bytes], path: Path) -> None:
+        self.at = 0
+        self.number = 0
+        self._path = path
+        self._chunks = iter(chunks)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._buffer = ""
+        self._ended = False
+
+    def error(self, what: str) -> EyasError:
+        return EyasError(f"{self._path}: row {self.number}: {what}; correct the file, or fetch it again")
+
+    def skip_space(self) -> int:
+        """Moves to the next character that is no white space; returns where that is."""
+        while True:
+            while self.at < len(self._buffer) and self._buffer[self.at] in SPACE:
+                self.at += 1
+            if self.at < len(self._buffer) or not self._grow():
+                return self.at
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        at = self.skip_space()
+        return self._buffer[at : at + 1]
+
+    def take_object(self) -> dict[str, Any]:
+        if (first := self.peek()) != "{":
+            raise self.error(
+                f"is not an object with columns (it starts with {first!r})"
+                if first
+                else "the array ends here without `]`"
+            )
+        while True:
+            try:
+                row, self.at = json.JSONDecoder().raw_decode(self._buffer, self.at)
+            except json.JSONDecodeError as error:
+                # An object that is merely cut fails in an open string or within a few characters of the end (the
+                # longest token that fails where it starts is an escaped surrogate pair). Anything else is malformed,
+                # and reading on would only fill memory.
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self._buffer) - 16
+                if not (cut and self._grow()):
+                    raise self.error(f"not valid JSON ({error.msg})") from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(f"not valid JSON ({error})") from None
+            else:
+                assert isinstance(row, dict)
+                return row
+
+    def _grow(self) -> bool:
+        """Reads on until the rest of the buffer has doubled, so that trying again costs linear time in all."""
+        parts = [self._buffer[self.at :]]
+        wanted, grown = max(1, len(parts[0])), 0
+        while grown < wanted and not self._ended:
+            chunk = next(self._chunks, None)
+            self._ended = chunk is None
+            try:
+                parts.append(self._decoder.decode(chunk or b"", final=self._ended))
+            except UnicodeDecodeError as error:
+                raise self.error(
+                    f"here or in a row soon after, the text is not UTF-8 ({error.reason})"
+                ) from None
+            grown += len(parts[-1])
+        self._buffer, self.at = "".join(parts), 0
+        return grown > 0
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    for chunk in chunks:
+        # Not splitlines, which also cuts at "\r"; and never on decoded text, where it cuts at U+2028.
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join([*parts, end])
+            parts = []
+        parts.append(rest)
+    yield b"".join(parts)
+
+
+def _chunks(path: Path, magic: bytes) -> Iterator[bytes]:
+    """The file's bytes, decompressed."""
+    try:
+        if magic in ZSTD_MAGICS:
+            yield from _unzstd(path)
+        elif magic.startswith(b"\x1f\x8b"):
+            with gzip.open(path) as unzipped:
+                while chunk := unzipped.read(READ_BYTES):
+                    yield chunk
+        else:
+            with path.open("rb") as file:
+                while chunk := file.read(READ_BYTES):
+                    yield chunk
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise EyasError(f"{path}: cut short or damaged ({error}); fetch it again") from None
+
+
+def _unzstd(path: Path) -> Iterator[bytes]:
+    # Frame by frame, because python-zstandard's stream readers take a cut last frame for the end of the file.
+    # Public dumps are often compressed with --long, hence the largest window.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    frame = None
+    if frame:
+        raise EOFError("the last zstd frame is not whole")
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise EyasError(f"{path}: row {number + 1}: damaged Parquet ({error}); fetch it again") from None
