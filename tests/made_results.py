@@ -1,0 +1,118 @@
+"""A small results/ folder written by the real writers, for the tests of what reads one."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eyas.recordfile import write_records
+from eyas.records import Message, Origin, Outcome, Prompt, Verdict
+
+SHA = "ab" * 32
+START = 1_700_000_000.0
+
+
+def verdict(key: str, output: int, *, reasons: tuple[str, ...] = (), **fields: object) -> Verdict:
+    """A verdict on an answer of `output` tokens, two fifths of them reasoning."""
+    reasoning = output * 2 // 5
+    values = {
+        "turn": 0,
+        "sample": 0,
+        "marks": [],
+        "truncated": False,
+        "constrained": False,
+        "reasoning_state": "closed",
+        "prompt_tokens": 50,
+    } | fields
+    return Verdict(
+        key=key,
+        accepted=not reasons,
+        reasons=list(reasons),
+        reasoning_tokens=reasoning,
+        answer_tokens=output - reasoning,
+        output_tokens=output,
+        **values,
+    )
+
+
+def write_verdicts(path: Path, verdicts: list[Verdict]) -> None:
+    rows = [msgspec.to_builtins(one) for one in verdicts]
+    schema = pa.schema(
+        [
+            ("key", pa.string()),
+            ("turn", pa.int32()),
+            ("sample", pa.int32()),
+            ("accepted", pa.bool_()),
+            ("reasons", pa.list_(pa.string())),
+            ("marks", pa.list_(pa.string())),
+            ("truncated", pa.bool_()),
+            ("constrained", pa.bool_()),
+            ("reasoning_state", pa.string()),
+            ("prompt_tokens", pa.int32()),
+            ("reasoning_tokens", pa.int32()),
+            ("answer_tokens", pa.int32()),
+            ("output_tokens", pa.int32()),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def write_dataset(
+    folder: Path,
+    verdicts: list[Verdict],
+    *,
+    others: tuple[Outcome, ...] = (),
+    seconds: float = 10.0,
+    at_once: int = 2,
+    start: float = START,
+    server: str = "server-1",
+) -> Path:
+    """All files of one dataset but stats.json. Each answer took `seconds`, `at_once` of them side by side."""
+    folder.mkdir(parents=True)
+    answered = [Outcome(key=v.key, turn=v.turn, sample=v.sample, status="answered") for v in verdicts]
+    outcomes = [*answered, *others]
+    keys = list(dict.fromkeys(outcome.key for outcome in outcomes))
+    report = {
+        "rows_read": len(keys) + 3,
+        "used": len(keys),
+        "not_taken": 1,
+        "skipped": {"no user turn": 2},
+        "asked": len(keys),
+        "files": [{"name": "part-0.jsonl", "rows": len(keys) + 3, "sha256": SHA}],
+    }
+    (folder / "prompts.json").write_bytes(msgspec.json.encode(report))
+    write_records(
+        folder / "prompts.jsonl.zst",
+        [
+            Prompt(
+                key=key,
+                messages=[Message(role="user", content="Hello")],
+                tools=[],
+                origin=Origin(source="glaive", revision="abc123", file="part-0.jsonl", row=row),
+                occurrence=0,
+                group="g",
+            )
+            for row, key in enumerate(keys, 1)
+        ],
+    )
+    write_records(folder / "outcomes.jsonl.zst", outcomes)
+    # These stages read no responses, only their number.
+    write_records(folder / "responses.jsonl.zst", answered)
+    write_verdicts(folder / "verdicts.parquet", verdicts)
+    begin = start + np.arange(len(verdicts)) // at_once * seconds
+    timing = {
+        "request": pa.array([f"r{at}" for at in range(len(verdicts))]),
+        "attempt": pa.array([1] * len(verdicts), pa.int32()),
+        "server": pa.array([server] * len(verdicts)),
+        "started": pa.array(begin),
+        "finished": pa.array(begin + seconds),
+        "prompt_tokens": pa.array([v.prompt_tokens for v in verdicts], pa.int32()),
+        "output_tokens": pa.array([v.output_tokens for v in verdicts], pa.int32()),
+        "used": pa.array([True] * len(verdicts)),
+    }
+    pq.write_table(pa.table(timing), folder / "timing.parquet")
+    accepted = [v.key for v in verdicts if v.accepted]
+    pq.write_table(pa.table({"id": accepted}), folder / "train.parquet")
+    return folder
