@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from eyas.errors import EyasError
+from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
 from eyas.records import Outcome
 
@@ -76,15 +77,6 @@ class Bin(Struct, frozen=True, kw_only=True):
     rejected: int
 
 
-class PromptCounts(Struct, frozen=True, kw_only=True):
-    """What the prompts stage says of its source (prompts.json), in source rows; each used row is one prompt."""
-
-    rows_read: int
-    used: int
-    not_taken: int
-    skipped: dict[str, int]
-
-
 class DatasetStats(Struct, frozen=True, kw_only=True):
     """stats.json.
 
@@ -94,7 +86,7 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
     """
 
     dataset: str
-    prompts: PromptCounts
+    prompts: PromptsReport
     planned: int
     outcomes: dict[str, int]
     outcome_reasons: dict[str, dict[str, int]]
@@ -120,7 +112,7 @@ def stats(dataset: str, prompts_report: Path, outcomes: Path, verdicts: Path, ou
 
     Raises EyasError if what was planned, answered and judged does not add up.
     """
-    prompts = read_prompts(prompts_report)
+    prompts = _read_json(prompts_report, PromptsReport)
     ledger = Ledger.of(read_records(outcomes, Outcome))
     table = tabulate(verdicts)
     balance(dataset, ledger, table, prompts, prompts_report, outcomes, verdicts)
@@ -135,11 +127,6 @@ def stats(dataset: str, prompts_report: Path, outcomes: Path, verdicts: Path, ou
 def read_stats(path: Path) -> DatasetStats:
     """stats.json, typed."""
     return _read_json(path, DatasetStats)
-
-
-def read_prompts(path: Path) -> PromptCounts:
-    """The counts in prompts.json."""
-    return _read_json(path, PromptCounts)
 
 
 def _read_json(path: Path, kind: type[T]) -> T:
@@ -205,7 +192,7 @@ def balance(
     dataset: str,
     ledger: Ledger,
     table: Verdicts,
-    prompts: PromptCounts,
+    prompts: PromptsReport,
     prompts_report: Path,
     outcomes: Path,
     verdicts: Path,
@@ -289,7 +276,7 @@ def _count(lists: pa.Array, tokens: pa.Array, into: dict[str, list[int]]) -> Non
 # --- describing --------------------------------------------------------------------------------------------------
 
 
-def describe(dataset: str, prompts: PromptCounts, ledger: Ledger, table: Verdicts) -> DatasetStats:
+def describe(dataset: str, prompts: PromptsReport, ledger: Ledger, table: Verdicts) -> DatasetStats:
     """The statistics of one dataset whose books balance."""
     frame = table.frame
     accepted = frame[frame["accepted"]]

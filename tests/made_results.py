@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Verdict
 
@@ -74,14 +75,15 @@ def write_dataset(
     answered = [Outcome(key=v.key, turn=v.turn, sample=v.sample, status="answered") for v in verdicts]
     outcomes = [*answered, *others]
     keys = list(dict.fromkeys(outcome.key for outcome in outcomes))
-    report = {
-        "rows_read": len(keys) + 3,
-        "used": len(keys),
-        "not_taken": 1,
-        "skipped": {"no user turn": 2},
-        "asked": len(keys),
-        "files": [{"name": "part-0.jsonl", "rows": len(keys) + 3, "sha256": SHA}],
-    }
+    report = PromptsReport(
+        dataset=folder.name,
+        asked=len(keys),
+        rows_read=len(keys) + 3,
+        used=len(keys),
+        not_taken=1,
+        skipped={"no user turn": 2},
+        files=[FileReport(name="part-0.jsonl", rows=len(keys) + 3, sha256=SHA)],
+    )
     (folder / "prompts.json").write_bytes(msgspec.json.encode(report))
     write_records(
         folder / "prompts.jsonl.zst",
