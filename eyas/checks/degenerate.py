@@ -1,0 +1,120 @@
+"""Answers that fell into a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from eyas.plugins import Check, Register, Split, hookimpl
+from eyas.records import Response
+
+# Tokens compared before a period is tried in full: most distances at which the last token recurs fail within these.
+PROBE = 8
+
+
+class DegenerateOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much repetition is too much."""
+
+    max_period: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Longest repeated passage looked for, in tokens. 512 covers loops of whole paragraphs.",
+        ),
+    ] = 512
+    min_repeats: Annotated[
+        int,
+        Meta(
+            ge=2,
+            description="How often the passage must stand at the end, without any change. Choruses and refrains seldom stand there four times in a row.",
+        ),
+    ] = 4
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=2,
+            description="How many tokens the repetition must cover at the end. Table rules, rows of zeros and laughter are shorter than 128; a loop runs on to the limit.",
+        ),
+    ] = 128
+    window: Annotated[
+        int,
+        Meta(
+            ge=16,
+            description="Last tokens in which distinct n-grams are counted; shorter answers are not judged. In 512 a matrix or list in an ordinary answer is diluted by the text around it.",
+        ),
+    ] = 512
+    ngram: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Length of an n-gram, in tokens. Four tell a sentence apart from its vocabulary.",
+        ),
+    ] = 4
+    min_distinct: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Least share of distinct n-grams in the window. Prose has over 0.9, lists of lines that differ in one word 0.13 to 0.4, loops with small changes below 0.1.",
+        ),
+    ] = 0.1
+
+
+class Degenerate(Check):
+    """Finds answers that fell into a loop, by repetition of token ids: exact at the end, or nearly so in the last part.
+
+    It cannot know that a repetition was asked for ("write it a hundred times"); set the policy `mark` for datasets
+    where that happens.
+    """
+
+    name = "degenerate"
+    Options = DegenerateOptions
+    options: DegenerateOptions
+
+    def faults(self, response: Response, split: Split) -> Iterable[str]:
+        ids = response.output_ids
+        if ids and ids[-1] == response.finish.matched:
+            ids = ids[:-1]
+        if self._is_periodic(ids):
+            yield "repeats with a short period"
+        if self._has_few_ngrams(ids[-self.options.window :]):
+            yield "few distinct n-grams"
+
+    def _is_periodic(self, ids: list[int]) -> bool:
+        """Whether the end of `ids` repeats. Only distances at which the last token recurs can be periods."""
+        total = len(ids)
+        if total < self.options.min_tokens:
+            return False
+        last = ids[-1]
+        backwards = ids[-2 : -2 - self.options.max_period : -1]
+        period = 0
+        while True:
+            try:
+                period = backwards.index(last, period) + 1
+            except ValueError:
+                return False
+            covered = max(self.options.min_repeats * period, self.options.min_tokens)
+            if covered > total:
+                return False
+            if covered - period < PROBE or ids[total - period - PROBE : total - period] == ids[-PROBE:]:
+                tail = ids[-covered:]
+                if tail[period:] == tail[:-period]:
+                    return True
+
+    def _has_few_ngrams(self, ids: list[int]) -> bool:
+        size = self.options.ngram
+        ngrams = self.options.window - size + 1
+        if len(ids) < self.options.window:
+            return False
+        least = self.options.min_distinct * ngrams
+        # Each distinct token but those of the last n-gram begins a distinct n-gram of its own, so this bound often settles it.
+        if len(set(ids)) - size + 1 >= least:
+            return False
+        return len(set(zip(*(ids[shift : shift + ngrams] for shift in range(size)), strict=True))) < least
+
+
+@hookimpl
+def register_checks(register: Register) -> None:
+    register(Degenerate)
