@@ -61,14 +61,16 @@ class ModelConfig(Section):
     """The target model: all that decides which tokens come out. A live server that contradicts it stops the run."""
 
     id: Annotated[str, Meta(description="Name of the model, as its publisher has it.")]
-    revision: Annotated[str | None, Meta(description="Commit or tag of the weights, where they have one.")] = None
-    sha256: Annotated[
-        str | None,
-        Meta(pattern="^[0-9a-f]{64}$", description="SHA-256 of the weight file, for models of one file."),
+    revision: Annotated[
+        str | None, Meta(description="Commit or tag of the weights, where they have one.")
     ] = None
-    quantisation: Annotated[str | None, Meta(description="Quantisation of the weights, as the server names it.")] = (
-        None
-    )
+    sha256: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None,
+        Meta(description="SHA-256 of the weight file, for models of one file."),
+    ] = None
+    quantisation: Annotated[
+        str | None, Meta(description="Quantisation of the weights, as the server names it.")
+    ] = None
     weight_dtype: Annotated[str | None, Meta(description="Number format of the unquantised weights.")] = None
     kv_dtype: Annotated[str, Meta(description="Number format of the KV cache.")] = "f16"
     context: Annotated[
@@ -95,15 +97,21 @@ class ServerConfig(Section):
     engine: Annotated[dict[str, Any], Meta(description="Engine: `name` of the plugin, then its options.")]
     url: Annotated[
         str | list[str] | None,
-        Meta(description="One or more servers that already run; null starts one on demand and stops it when idle."),
+        Meta(
+            description="One or more servers that already run; null starts one on demand and stops it when idle."
+        ),
     ] = None
     env: Annotated[
         str | None,
-        Meta(description="Python interpreter of the engine's own environment; null is the one that runs Eyas."),
+        Meta(
+            description="Python interpreter of the engine's own environment; null is the one that runs Eyas."
+        ),
     ] = None
     api_key_env: Annotated[
         str | None,
-        Meta(description="Environment variable that holds the API key of `url`. A started server makes its own key."),
+        Meta(
+            description="Environment variable that holds the API key of `url`. A started server makes its own key."
+        ),
     ] = None
     state: Annotated[
         str, Meta(description="Folder of the server lease: endpoint, heartbeats, server log. Ignored by git.")
@@ -120,9 +128,12 @@ class ServerConfig(Section):
         Meta(gt=0, description="Slowest acceptable rate of one request in tokens/s; decides its deadline."),
     ] = 1.0
     queue_wait: Annotated[
-        float, Meta(ge=0, description="Longest acceptable wait in the server's queue in s; added to the deadline.")
+        float,
+        Meta(ge=0, description="Longest acceptable wait in the server's queue in s; added to the deadline."),
     ] = 600.0
-    start_timeout: Annotated[float, Meta(gt=0, description="Longest time a server may take to load, in s.")] = 900.0
+    start_timeout: Annotated[
+        float, Meta(gt=0, description="Longest time a server may take to load, in s.")
+    ] = 900.0
     idle_timeout: Annotated[
         float, Meta(gt=0, description="A started server stops when nobody has used it for this long, in s.")
     ] = 30.0
@@ -145,13 +156,17 @@ class DatasetConfig(Section):
             description="Source files, relative to the working directory or, for shipped data, to the workflow.",
         ),
     ]
-    revision: Annotated[str | None, Meta(description="Revision of the dataset, recorded with every prompt.")] = None
+    revision: Annotated[
+        str | None, Meta(description="Revision of the dataset, recorded with every prompt.")
+    ] = None
     rows: Annotated[
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="How many prompts to use, the first n of the fixed order; null uses all."),
     ] = None
     samples: Annotated[int, Meta(gt=0, description="Answers per prompt.")] = 1
-    sampling: Annotated[SamplingConfig, Meta(description="Sampling fields.")] = field(default_factory=SamplingConfig)
+    sampling: Annotated[SamplingConfig, Meta(description="Sampling fields.")] = field(
+        default_factory=SamplingConfig
+    )
     reasoning_required: Annotated[
         bool,
         Meta(
@@ -160,7 +175,9 @@ class DatasetConfig(Section):
     ] = True
     budget_tokens: Annotated[
         Annotated[int, Meta(gt=0)] | None,
-        Meta(description="Stop at this many accepted output tokens, taken in the fixed order; null is no budget."),
+        Meta(
+            description="Stop at this many accepted output tokens, taken in the fixed order; null is no budget."
+        ),
     ] = None
     checks: Annotated[
         dict[str, dict[str, Any]],
@@ -179,9 +196,9 @@ class MixConfig(Section):
             description="Share of supervised tokens per dataset, relative to each other; no row is used twice, so the scarcest dataset decides the size. Null takes everything."
         ),
     ] = None
-    eval_share: Annotated[Share, Meta(description="Share of prompts held out, by hash of the normalised prompt.")] = (
-        0.01
-    )
+    eval_share: Annotated[
+        Share, Meta(description="Share of prompts held out, by hash of the normalised prompt.")
+    ] = 0.01
 
 
 class Config(Section):
@@ -196,7 +213,9 @@ class Config(Section):
     defaults: Annotated[
         dict[str, Any], Meta(description="Values for every dataset that does not set them itself; same keys.")
     ] = field(default_factory=dict)
-    seed: Annotated[int, Meta(description="Decides the fixed order of prompts and the shuffle of the mix.")] = 0
+    seed: Annotated[
+        int, Meta(description="Decides the fixed order of prompts and the shuffle of the mix.")
+    ] = 0
     mix: MixConfig = field(default_factory=MixConfig)
     exports: Annotated[
         dict[str, dict[str, Any]], Meta(description="Exporters to run: name, then options.")
@@ -249,10 +268,17 @@ def _child(node: Any, key: str) -> tuple[Any, int] | None:
     return None
 
 
-def load(raw: Mapping[str, Any], files: Sequence[str | Path] = (), root: str | Path = ".") -> Config:
+def load(
+    raw: Mapping[str, Any],
+    files: Sequence[str | Path] = (),
+    root: str | Path = ".",
+    *,
+    check_files: bool = False,
+) -> Config:
     """The typed config of a config dict (as Snakemake merges it), plugin sections checked.
 
-    files: the config files, for line numbers. root: the workflow's folder, where shipped plugin files lie.
+    files: the config files, for line numbers. root: the workflow's folder, where shipped files lie. check_files: whether
+    source files must exist.
     Raises EyasError, one line that names file, line, key and remedy.
     """
     source = ConfigSource(files)
@@ -269,7 +295,9 @@ def load(raw: Mapping[str, Any], files: Sequence[str | Path] = (), root: str | P
         raise EyasError(_explain(error, Config, merged, (), source)) from None
     found = registry(tuple(str(locate(file, root)) for file in config.plugins))
     try:
-        _check_plugins(config, found)
+        _check(config, found)
+        if check_files:
+            _check_files(config, root)
     except OptionsError as error:
         path = tuple(error.where.split("."))
         raise EyasError(_explain(error.error, error.options, {}, path, source)) from None
@@ -284,25 +312,49 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and value.get("name") in (None, below.get("name")):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(below, Mapping)
+            and value.get("name") in (None, below.get("name"))
+        ):
             merged[key] = _merge(below, value)
         else:
             merged[key] = value
     return merged
 
 
-def _check_plugins(config: Config, found: Registry) -> None:
+RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datasets
+
+
+def _check_files(config: Config, root: str | Path) -> None:
+    for dataset, section in config.datasets.items():
+        for file in section.files:
+            if not locate(file, root).is_file():
+                raise EyasError(
+                    f"datasets.{dataset}.files: {file} does not exist; correct the path (it is relative to the "
+                    f"working directory or, for shipped data, to the workflow)"
+                )
+
+
+def _check(config: Config, found: Registry) -> None:
+    """What types cannot say: plugin sections, names that refer to each other."""
     plugin(found, "engine", config.server.engine, "server.engine")
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
     for dataset, section in config.datasets.items():
+        if dataset in RESERVED:
+            raise EyasError(
+                f"datasets.{dataset}: the name is reserved for results/{dataset}/; choose another"
+            )
         plugin(found, "source", section.source, f"datasets.{dataset}.source")
         for check in section.checks:
             check_settings(found, check, section.checks[check], f"datasets.{dataset}.checks.{check}")
     for name in config.mix.weights or {}:
         if name not in config.datasets:
-            raise EyasError(f"mix.weights.{name}: no dataset of that name; {_nearest(name, list(config.datasets))}")
+            raise EyasError(
+                f"mix.weights.{name}: no dataset of that name; {_nearest(name, list(config.datasets))}"
+            )
 
 
 def plugin(found: Registry, kind: str, section: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -310,7 +362,9 @@ def plugin(found: Registry, kind: str, section: Mapping[str, Any], where: str) -
     name = section.get("name")
     if not isinstance(name, str):
         raise EyasError(f"{where}: needs a `name`, the {kind} plugin to use")
-    options = found.options(kind, name, {key: value for key, value in section.items() if key != "name"}, where)
+    options = found.options(
+        kind, name, {key: value for key, value in section.items() if key != "name"}, where
+    )
     return {"name": name, **msgspec.to_builtins(options)}
 
 
@@ -539,7 +593,9 @@ class Stages:
         return TrainSettings(dataset=dataset)
 
     def export(self, exporter: str) -> ExportSettings:
-        options = self.registry.options("exporter", exporter, self.config.exports[exporter], f"exports.{exporter}")
+        options = self.registry.options(
+            "exporter", exporter, self.config.exports[exporter], f"exports.{exporter}"
+        )
         return ExportSettings(exporter=exporter, options=msgspec.to_builtins(options))
 
     def mix(self) -> MixSettings:
@@ -561,31 +617,46 @@ class Stages:
     def access(self) -> AccessSettings:
         return AccessSettings(model=self.model, server=self.config.server, plugins=list(self.plugin_files))
 
+    def suffix(self, exporter: str) -> str:
+        """File name suffix of an exporter's output."""
+        suffix: str = self.registry.find("exporter", exporter, f"exports.{exporter}").cls.suffix  # type: ignore[attr-defined]
+        return suffix
+
     def checks(self, dataset: str) -> dict[str, dict[str, Any]]:
         """Every check with its policy and options; those that the config does not name run with their defaults."""
         sections = self.config.datasets[dataset].checks
         names = [found.cls.name for found in self.registry.all() if found.kind == "check"]
         return {
-            name: check_settings(self.registry, name, sections.get(name, {}), f"datasets.{dataset}.checks.{name}")
+            name: check_settings(
+                self.registry, name, sections.get(name, {}), f"datasets.{dataset}.checks.{name}"
+            )
             for name in names
         }
 
-    def plugins(self, stage: str, dataset: str | None = None) -> list[tuple[str, str]]:
+    def plugins(
+        self, stage: str, dataset: str | None = None, exporter: str | None = None
+    ) -> list[tuple[str, str]]:
         """(kind, name) of the plugins whose code decides the output of `stage`."""
-        used: list[tuple[str, str]] = []
+        used: list[tuple[str, str]] = [("exporter", exporter)] if exporter else []
         if stage == "prompts" and dataset:
             used.append(("source", self.config.datasets[dataset].source["name"]))
         budgeted = dataset is not None and self.config.datasets[dataset].budget_tokens is not None
         if stage in ("generate", "validate"):
             used.append(("reasoning", self.model.reasoning["name"]))
         if dataset and (stage == "validate" or (stage == "generate" and budgeted)):
-            used += [("check", name) for name, section in self.checks(dataset).items() if section["policy"] != "off"]
+            used += [
+                ("check", name)
+                for name, section in self.checks(dataset).items()
+                if section["policy"] != "off"
+            ]
         return used
 
 
 def canonical(settings: Section) -> str:
     """One line of JSON, keys sorted: equal settings give equal text whatever the order in the config file."""
-    text = json.dumps(msgspec.to_builtins(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        msgspec.to_builtins(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     if len(text.encode()) > PARAMS_LIMIT:
         raise EyasError(
             f"the settings of one job take {len(text.encode()):,} bytes, the limit is {PARAMS_LIMIT:,}; move long texts into files"

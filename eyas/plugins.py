@@ -197,7 +197,9 @@ class Engine(Plugin):
         """The tokenizer of the served model, self-tested."""
 
     @abc.abstractmethod
-    async def generate(self, session: aiohttp.ClientSession, url: str, request: GenerateRequest) -> Completion:
+    async def generate(
+        self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
+    ) -> Completion:
         """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
 
 
@@ -337,7 +339,9 @@ class Registry:
     def _register(self, kind: str, origin: str, cls: type[Plugin]) -> None:
         base = KINDS[kind]
         if not issubclass(cls, base):
-            raise EyasError(f"plugin {cls.__name__} of {origin} is registered as {kind} but is no {base.__name__}")
+            raise EyasError(
+                f"plugin {cls.__name__} of {origin} is registered as {kind} but is no {base.__name__}"
+            )
         if (kind, cls.name) in self._found:
             raise EyasError(
                 f"{kind} plugin {cls.name!r} of {origin} is already taken by {self._found[kind, cls.name].origin}; rename it"
@@ -369,6 +373,10 @@ class Registry:
         except msgspec.ValidationError as error:
             raise OptionsError(where, found.cls.Options, error) from None
 
+    def create(self, kind: str, name: str, section: Mapping[str, Any], where: str, *arguments: Any) -> Plugin:
+        """An instance of plugin `name` with the options in `section`; `arguments` follow the options."""
+        return self.find(kind, name, where).cls(self.options(kind, name, section, where), *arguments)
+
 
 class OptionsError(Exception):
     """A plugin section that does not fit; config.py turns it into one line with file and line number."""
@@ -380,7 +388,9 @@ class OptionsError(Exception):
 
 def _load_file(path: Path) -> Any:
     if not path.is_file():
-        raise EyasError(f"plugins: {path} does not exist; correct the path (relative to the working directory)")
+        raise EyasError(
+            f"plugins: {path} does not exist; correct the path (relative to the working directory)"
+        )
     name = "eyas_plugin_" + hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -21,7 +21,9 @@ import zstandard
 from eyas.errors import EyasError
 
 SEAL_MAGIC = 0x184D2A5E
-FRAME_BYTES = 1 << 20  # uncompressed bytes per frame: small enough to keep memory flat, large enough to compress
+FRAME_BYTES = (
+    1 << 20
+)  # uncompressed bytes per frame: small enough to keep memory flat, large enough to compress
 READ_BYTES = 1 << 18
 LEVEL = 3
 
@@ -108,7 +110,9 @@ def read_seal(path: str | os.PathLike[str]) -> Seal:
         (size,) = struct.unpack_from("<I", tail, at + 4)
         if at + 8 + size == len(tail):
             return msgspec.json.decode(tail[at + 8 :], type=Seal)
-    raise EyasError(f"{path}: the file is cut short (no seal at its end); delete it and run again to rebuild it")
+    raise EyasError(
+        f"{path}: the file is cut short (no seal at its end); delete it and run again to rebuild it"
+    )
 
 
 def read_records(path: str | os.PathLike[str], record_type: type[T]) -> Iterator[T]:
@@ -125,7 +129,9 @@ def read_records(path: str | os.PathLike[str], record_type: type[T]) -> Iterator
         try:
             record = decode(line)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EyasError(f"{path}: line {rows}: {error}; delete the file and run again to rebuild it") from None
+            raise EyasError(
+                f"{path}: line {rows}: {error}; delete the file and run again to rebuild it"
+            ) from None
         yield record
     if rows != seal.rows or digest.hexdigest() != seal.sha256:
         raise EyasError(
@@ -136,7 +142,9 @@ def read_records(path: str | os.PathLike[str], record_type: type[T]) -> Iterator
 def _lines(path: str | os.PathLike[str], digest: Any) -> Iterator[bytes]:
     rest = b""
     with Path(path).open("rb") as file:
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_size=READ_BYTES, read_across_frames=True)
+        reader = zstandard.ZstdDecompressor().stream_reader(
+            file, read_size=READ_BYTES, read_across_frames=True
+        )
         while True:
             try:
                 chunk = reader.read(READ_BYTES)

@@ -1,0 +1,48 @@
+# Prompts → responses → verdicts → stats → training set, for every dataset of the config. docs/config.md lists its keys.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+# A config given by --configfile or by a parent workflow stands alone; without one, the shipped run is used.
+if "datasets" not in config:
+
+    configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/prompts.smk"
+include: "rules/generate.smk"
+include: "rules/validate.smk"
+include: "rules/stats.smk"
+include: "rules/train.smk"
+include: "rules/mix.smk"
+include: "rules/export.smk"
+include: "rules/summary.smk"
+include: "rules/serve.smk"
+
+
+localrules:
+    all,
+    prompts,
+    responses,
+    verdicts,
+    stats,
+    train,
+
+
+# Lists the per-dataset files too: Snakemake brings back a deleted intermediate only if a target names it.
+rule all:
+    default_target: True
+    input:
+        rules.prompts.input,
+        rules.responses.input,
+        rules.verdicts.input,
+        rules.stats.input,
+        rules.train.input,
+        EXPORTS,
+        rules.summary.output,
+
+
+onerror:
+    print(failure_report(), file=sys.stderr)

@@ -1,0 +1,53 @@
+"""Which units a token budget takes: the shortest finished prefix of the fixed order that reaches it.
+
+A unit is a whole key: all its turns and samples. Membership depends on the order and the answers alone, so neither timing nor luck
+decides it, and long answers are as likely to be in as short ones.
+"""
+
+from __future__ import annotations
+
+
+class Budget:
+    """Follows units through submission and completion, in accepted output tokens.
+
+    limit: the budget in tokens, or None for no budget. guess: expected tokens of a unit before any has finished.
+    """
+
+    def __init__(self, limit: int | None, guess: float) -> None:
+        self.limit = limit
+        self._guess = guess
+        self._submitted = 0  # units 0 … submitted - 1 are submitted
+        self._finished: dict[int, int] = {}  # beyond the prefix
+        self._beyond = 0  # their tokens
+        self.prefix = 0  # units 0 … prefix - 1 are finished
+        self.prefix_tokens = 0
+        self._total = self._count = 0
+        self.reached = False
+
+    def submit(self, index: int) -> None:
+        """Unit `index`, the next in order, is on its way."""
+        assert index == self._submitted, "units are submitted in order"
+        self._submitted += 1
+
+    def finish(self, index: int, tokens: int) -> None:
+        """Unit `index` is complete with `tokens` accepted output tokens."""
+        self._finished[index] = tokens
+        self._beyond += tokens
+        self._total += tokens
+        self._count += 1
+        while not self.reached and self.prefix in self._finished:
+            step = self._finished.pop(self.prefix)
+            self._beyond -= step
+            self.prefix_tokens += step
+            self.prefix += 1
+            self.reached = self.limit is not None and self.prefix_tokens >= self.limit
+
+    def wants_more(self) -> bool:
+        """Whether the next unit should be submitted: what is in flight counts at the running mean."""
+        if self.limit is None:
+            return True
+        if self.reached:
+            return False
+        mean = self._total / self._count if self._count else self._guess
+        in_flight = self._submitted - self.prefix - len(self._finished)
+        return self.prefix_tokens + self._beyond + in_flight * mean < self.limit

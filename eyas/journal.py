@@ -1,0 +1,389 @@
+"""The journal: finished responses, appended one by one and never rewritten. The expensive part of a run.
+
+A journal is a folder of segments, one per writer. An entry is a label and a zstd frame, appended by one write:
+
+    label   a zstd skippable frame (RFC 8878, 3.1.2): kind, hash, length of the frame that follows
+    frame   one JSON line, checksummed
+
+so a segment can be indexed by hopping from label to label, and any zstd tool reads it as JSON lines. A killed process
+loses nothing that it had appended; a power cut loses at most a second or 64 entries. Readers merge the segments in
+order and the first entry of a hash wins. A torn tail is cut by the next writer; damage anywhere else is an error.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import zstandard
+from msgspec import Struct
+
+from eyas.errors import EyasError
+from eyas.records import Delivery, Reply
+
+LABEL = struct.Struct("<II1s16sI")  # skippable magic, its size, kind, hash, length of the frame
+LABEL_MAGIC = 0x184D2A50
+LABEL_SIZE = LABEL.size - 8
+FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
+SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
+HEARTBEAT_STALE = 30.0  # seconds; only matters on file systems whose locks do not reach other hosts
+
+log = logging.getLogger(__name__)
+
+
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of what a journal holds."""
+
+
+class Answered(Entry, tag="answered"):
+    """A finished answer."""
+
+    reply: Reply
+    delivery: Delivery
+
+
+class Unanswered(Entry, tag="unanswered"):
+    """A request settled without an answer: refused by the server, or failed within the accepted share."""
+
+    request: str
+    status: Literal["rejected", "failed"]
+    reason: str
+
+
+class Rendered(Entry, tag="rendered"):
+    """Prompt ids of a conversation, or the reason why it cannot be rendered."""
+
+    render: str
+    ids: list[int] | None
+    refusal: str | None
+
+
+class ServerSeen(Entry, tag="server"):
+    """The manifest of a server that answered, without secrets."""
+
+    id: str
+    manifest: dict[str, Any]
+
+
+AnyEntry = Answered | Unanswered | Rendered | ServerSeen
+_KINDS: dict[type[Entry], bytes] = {Answered: b"a", Unanswered: b"u", Rendered: b"r", ServerSeen: b"s"}
+
+
+def _hash_of(entry: AnyEntry) -> str:
+    if isinstance(entry, Answered):
+        return entry.reply.request
+    if isinstance(entry, Unanswered):
+        return entry.request
+    return entry.render if isinstance(entry, Rendered) else entry.id
+
+
+class Segment:
+    """One append-only file: where its entries are, and where its whole entries end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+
+    def labels(self, file: Any) -> Iterator[tuple[bytes, bytes, int, int]]:
+        """(kind, hash, frame offset, frame length) of every whole entry; sets `self.end` to where they end."""
+        self.end = at = 0
+        file.seek(0)
+        while at + LABEL.size <= self.size:
+            magic, size, kind, digest, length = LABEL.unpack(file.read(LABEL.size))
+            if magic != LABEL_MAGIC or size != LABEL_SIZE:
+                break
+            if at + LABEL.size + length > self.size:
+                break
+            yield kind, digest, at + LABEL.size, length
+            at += LABEL.size + length
+            file.seek(at)
+            self.end = at
+        if self.end < self.size:
+            self._refuse_damage(file)
+
+    def _refuse_damage(self, file: Any) -> None:
+        """A torn tail has nothing whole behind it; anything else is damage, and cutting there would lose answers."""
+        file.seek(self.end)
+        rest = file.read()
+        needle = struct.pack("<II", LABEL_MAGIC, LABEL_SIZE)
+        at = rest.find(needle, 1)
+        while at >= 0:
+            if at + LABEL.size <= len(rest):
+                *_, length = LABEL.unpack_from(rest, at)
+                frame = rest[at + LABEL.size : at + LABEL.size + length]
+                if len(frame) == length and _whole(frame):
+                    raise EyasError(
+                        f"{self.path}: damaged at byte {self.end:,} with whole entries behind it; restore the file from a "
+                        f"backup, or move it away to have its responses asked again"
+                    )
+            at = rest.find(needle, at + 1)
+
+
+def _whole(frame: bytes) -> bool:
+    try:
+        zstandard.ZstdDecompressor().decompress(frame)
+    except zstandard.ZstdError:
+        return False
+    return True
+
+
+class _Index:
+    """Sorted hashes of one kind with their places: 24 bytes an entry, so that memory stays flat."""
+
+    def __init__(self) -> None:
+        self._high, self._low, self._place = array.array("Q"), array.array("Q"), array.array("Q")
+        self.high: np.ndarray[Any, Any] = np.empty(0, np.uint64)
+
+    def add(self, digest: bytes, segment: int, offset: int) -> None:
+        self._high.append(int.from_bytes(digest[:8], "big"))
+        self._low.append(int.from_bytes(digest[8:], "big"))
+        self._place.append(segment << 40 | offset)
+
+    def seal(self) -> None:
+        high, low = np.frombuffer(self._high, np.uint64), np.frombuffer(self._low, np.uint64)
+        place = np.frombuffer(self._place, np.uint64)
+        order = np.lexsort((place, low, high))
+        self.high, self.low, self.place = high[order], low[order], place[order]
+
+    def find(self, digest: bytes) -> tuple[int, int] | None:
+        """(segment, offset) of the first entry with this hash."""
+        high, low = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
+        at = int(np.searchsorted(self.high, np.uint64(high)))
+        while at < len(self.high) and int(self.high[at]) == high:
+            if int(self.low[at]) == low:
+                place = int(self.place[at])
+                return place >> 40, place & ((1 << 40) - 1)
+            at += 1
+        return None
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+
+class Journal:
+    """Reads a journal folder as it is now; entries appended later need a new Journal."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._decoder = msgspec.json.Decoder(AnyEntry)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._index = {kind: _Index() for kind in _KINDS.values()}
+        self.segments = [Segment(path) for path in _segment_paths(self.folder)]
+        self._files: list[Any] = []
+        for number, segment in enumerate(self.segments):
+            file = segment.path.open("rb")
+            self._files.append(file)
+            for kind, digest, offset, _length in segment.labels(file):
+                if kind not in self._index:
+                    raise EyasError(
+                        f"{segment.path}: entry of unknown kind {kind!r}; it was written by a newer Eyas"
+                    )
+                self._index[kind].add(digest, number, offset)
+        for index in self._index.values():
+            index.seal()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        for file in self._files:
+            file.close()
+
+    def answered(self, request: str) -> Answered | None:
+        """The first finished answer to `request`."""
+        return self._get(b"a", request)
+
+    def has_answer(self, request: str) -> bool:
+        """Whether `answered` would find something, without reading it."""
+        return self._index[b"a"].find(bytes.fromhex(request)) is not None
+
+    def unanswered(self, request: str) -> Unanswered | None:
+        """How `request` was settled without an answer."""
+        return self._get(b"u", request)
+
+    def rendered(self, render: str) -> Rendered | None:
+        """The cached rendering `render`."""
+        return self._get(b"r", render)
+
+    def server(self, manifest_id: str) -> dict[str, Any] | None:
+        """The server manifest `manifest_id`."""
+        entry = self._get(b"s", manifest_id)
+        return entry.manifest if entry is not None else None
+
+    def __len__(self) -> int:
+        """How many answers there are, repeats included."""
+        return len(self._index[b"a"])
+
+    def _get(self, kind: bytes, digest: str) -> Any:
+        place = self._index[kind].find(bytes.fromhex(digest))
+        return None if place is None else self._read(*place)
+
+    def _read(self, segment: int, offset: int) -> Any:
+        file, path = self._files[segment], self.segments[segment].path
+        label = os.pread(file.fileno(), LABEL.size, offset - LABEL.size)
+        *_, length = LABEL.unpack(label)
+        try:
+            return self._decoder.decode(
+                self._decompressor.decompress(os.pread(file.fileno(), length, offset))
+            )
+        except (zstandard.ZstdError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise EyasError(
+                f"{path}: the entry at byte {offset:,} is damaged ({error}); restore the file from a backup, or move it "
+                f"away to have its responses asked again"
+            ) from None
+
+
+def _segment_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.jsonl.zst"))
+
+
+class JournalWriter:
+    """Appends to a segment of its own. One writer per journal: a second one gets an error that names the first."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._encoder = msgspec.json.Encoder()
+        self._compressor = zstandard.ZstdCompressor(level=3, write_checksum=True, write_content_size=True)
+        self._fd: int | None = None
+        self._end = self._unsynced = 0
+        self._trouble: OSError | None = None
+        self._wake, self._closing = threading.Event(), False
+
+    def __enter__(self) -> JournalWriter:
+        with self._writing("the journal's folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("a+")
+        self._take_lock()
+        try:
+            self._repair()
+        except BaseException:
+            self._lock.close()
+            raise
+        self._thread = threading.Thread(target=self._sync_often, name="journal-sync", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        try:
+            if self._fd is not None:
+                with self._writing("the last entries"):
+                    os.fsync(self._fd)
+                    os.close(self._fd)
+        finally:
+            self._lock.truncate(0)
+            self._lock.close()
+
+    def append(self, entry: AnyEntry) -> None:
+        """Appends one entry whole; after an error the file ends where it ended before."""
+        if self._trouble is not None:
+            raise self._error("entries could not be synced", self._trouble)
+        frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
+        label = LABEL.pack(
+            LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
+        )
+        data = label + frame
+        with self._writing("an entry"):
+            if self._fd is None:
+                self._open_segment()
+            assert self._fd is not None
+            written = 0
+            try:
+                while written < len(data):
+                    written += os.write(self._fd, data[written:])
+            except OSError:
+                os.ftruncate(self._fd, self._end)
+                raise
+        self._end += len(data)
+        self._unsynced += 1
+        if self._unsynced >= SYNC_ENTRIES:
+            self._wake.set()
+
+    def _open_segment(self) -> None:
+        paths = _segment_paths(self.folder)
+        number = int(paths[-1].name.split(".")[0]) + 1 if paths else 1
+        path = self.folder / f"{number:06d}.jsonl.zst"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        folder = os.open(self.folder, os.O_RDONLY)
+        os.fsync(folder)  # so that the new name survives a power cut too
+        os.close(folder)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._error(f"{what} could not be written", error) from error
+
+    def _error(self, what: str, error: OSError) -> EyasError:
+        return EyasError(
+            f"{self.folder}: {what} ({error.strerror or error}); free space or raise the limit, then run the same command "
+            f"again: every finished response is kept"
+        )
+
+    def _sync_often(self) -> None:
+        while not self._closing:
+            self._wake.wait(SYNC_SECONDS)
+            self._wake.clear()
+            os.utime(self._lock.fileno())
+            if self._unsynced and self._fd is not None:
+                self._unsynced = 0
+                try:
+                    os.fsync(self._fd)
+                except OSError as error:
+                    self._trouble = error
+
+    def _take_lock(self) -> None:
+        self._lock.seek(0)
+        owner = self._lock.read()
+        age = time.time() - os.fstat(self._lock.fileno()).st_mtime
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EyasError(
+                f"{self.folder}: another run is writing this journal ({owner.strip() or 'starting now'}); wait for it, or stop it and run again"
+            ) from None
+        # flock does not reach other hosts on every shared file system; there the heartbeat speaks.
+        if owner.strip() and age < HEARTBEAT_STALE and json.loads(owner)["host"] != socket.gethostname():
+            self._lock.close()
+            raise EyasError(
+                f"{self.folder}: another host is writing this journal ({owner.strip()}, {age:.0f} s ago); wait for it, or stop it and run again"
+            )
+        self._lock.seek(0)
+        self._lock.truncate()
+        self._lock.write(
+            json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": int(time.time())})
+        )
+        self._lock.flush()
+
+    def _repair(self) -> None:
+        """Cuts torn tails; safe because all other writers are dead while the lock is held."""
+        for path in _segment_paths(self.folder):
+            segment = Segment(path)
+            with path.open("r+b") as file:
+                last: tuple[int, int] | None = None
+                for _kind, _digest, offset, length in segment.labels(file):
+                    last = offset, length
+                end = segment.end
+                if last is not None:
+                    file.seek(last[0])
+                    if not _whole(file.read(last[1])):
+                        end = last[0] - LABEL.size
+                if end < segment.size:
+                    log.warning("%s: cut %d bytes of an unfinished entry", path, segment.size - end)
+                    file.truncate(end)

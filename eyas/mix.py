@@ -1,0 +1,187 @@
+"""The mix stage: all datasets as one shuffled training set, with a share of prompts held out.
+
+A row's place is decided by hash(seed, id) and its side by hash(normalised prompt), so the result depends on the rows alone, not on the
+order or number of jobs; duplicates, samples and turns of a prompt stay on one side. Rows are sorted through buckets on
+disk, so memory stays flat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eyas.config import MixSettings
+from eyas.recordfile import atomic
+from eyas.tables import TableWriter
+from eyas.train import SCHEMA
+
+BUCKET_TOKENS = 8_000_000  # token slots per bucket, about 40 MB: what one sort holds in memory
+BATCH_ROWS = 256
+_COLUMNS = ["id", "metadata"]
+
+
+class SideCounts(msgspec.Struct):
+    """What one dataset gives to one side."""
+
+    rows: int = 0
+    supervised_tokens: int = 0
+
+
+class MixReport(msgspec.Struct):
+    """mix.json: rows and supervised tokens by side and dataset. dropped_by_weights: rows that given weights leave out."""
+
+    train: dict[str, SideCounts]
+    eval: dict[str, SideCounts]
+    dropped_by_weights: dict[str, SideCounts]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One dataset's rows in brief: order hash, side and supervised tokens, each of shape [rows]."""
+
+    order: np.ndarray
+    held_out: np.ndarray
+    supervised: np.ndarray
+
+
+def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path, report: Path) -> MixReport:
+    """Writes both sides and the report. `trains` are the datasets' train.parquet in the order of settings.datasets."""
+    brief = {name: _brief(path, settings) for name, path in zip(settings.datasets, trains, strict=True)}
+    limits = _limits(settings, brief)
+    counts = MixReport(*({name: SideCounts() for name in settings.datasets} for _ in range(3)))
+    slots = sum(_slots(path) for path in trains)
+    with tempfile.TemporaryDirectory(dir=train.parent, prefix=".mix.") as folder:
+        buckets = _Buckets(Path(folder), 1 + slots // BUCKET_TOKENS)
+        with buckets:
+            for name, path in zip(settings.datasets, trains, strict=True):
+                _scatter(name, path, brief[name], limits[name], buckets, counts)
+        with (
+            TableWriter[pa.RecordBatch](train, SCHEMA) as train_rows,
+            TableWriter[pa.RecordBatch](evaluation, SCHEMA) as eval_rows,
+        ):
+            for side, writer in ((False, train_rows), (True, eval_rows)):
+                for table in buckets.sorted(side):
+                    writer.write_table(table)
+    with atomic(report) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(counts)) + b"\n")
+    return counts
+
+
+def order_hash(seed: int, row_id: str) -> int:
+    """A row's place in the shuffle, 64 bits."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{row_id}".encode()).digest()[:8], "big")
+
+
+def is_held_out(group: str, share: float) -> bool:
+    """Whether the prompts of a group belong to the evaluation side."""
+    return int.from_bytes(hashlib.sha256(f"hold-out:{group}".encode()).digest()[:8], "big") < share * 2**64
+
+
+def _brief(path: Path, settings: MixSettings) -> _Rows:
+    order, held_out, supervised = [], [], []
+    for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=_COLUMNS):
+        metadata = batch.column("metadata")
+        order += [order_hash(settings.seed, row_id) for row_id in batch.column("id").to_pylist()]
+        held_out += [is_held_out(group, settings.eval_share) for group in metadata.field("group").to_pylist()]
+        supervised += (
+            metadata.field("reasoning_tokens").to_numpy() + metadata.field("answer_tokens").to_numpy()
+        ).tolist()
+    return _Rows(np.array(order, np.uint64), np.array(held_out, np.bool_), np.array(supervised, np.int64))
+
+
+def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
+    """Per dataset, the order hash from which training rows are left out; 2**64 takes all.
+
+    With given weights every dataset supplies its share of supervised tokens without repeating a row, so the dataset that is scarcest
+    for its weight decides the size. A dataset without a weight gives nothing.
+    """
+    if settings.weights is None:
+        return dict.fromkeys(settings.datasets, 2**64)
+    available = {name: int(rows.supervised[~rows.held_out].sum()) for name, rows in brief.items()}
+    size = min(available[name] / weight for name, weight in settings.weights.items())
+    limits = {}
+    for name, rows in brief.items():
+        wanted = size * settings.weights.get(name, 0.0)
+        training = ~rows.held_out
+        order = np.argsort(rows.order[training], kind="stable")
+        reached = np.cumsum(rows.supervised[training][order])
+        # Whole rows: the last one taken is the one that reaches the share.
+        taken = int(np.searchsorted(reached, wanted - 0.5)) + 1 if wanted > 0 else 0
+        limits[name] = int(rows.order[training][order][taken]) if taken < len(order) else 2**64
+    return limits
+
+
+def _slots(path: Path) -> int:
+    """Token slots in a train.parquet, from its footer."""
+    metadata = pq.ParquetFile(path).metadata
+    names = [metadata.schema.column(n).path for n in range(metadata.num_columns)]
+    column = next(n for n, name in enumerate(names) if name.startswith("input_ids"))
+    return sum(metadata.row_group(g).column(column).num_values for g in range(metadata.num_row_groups))
+
+
+class _Buckets:
+    """Rows on disk by the top of their order hash, one Arrow stream per bucket and side."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder, self._count = folder, count
+        self._schema = SCHEMA.append(pa.field("order", pa.uint64()))
+        self._sinks: dict[tuple[bool, int], pa.RecordBatchStreamWriter] = {}
+
+    def __enter__(self) -> _Buckets:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for sink in self._sinks.values():
+            sink.close()
+
+    def add(self, batch: pa.RecordBatch, order: np.ndarray, held_out: np.ndarray) -> None:
+        buckets = ((order >> np.uint64(32)) * np.uint64(self._count) >> np.uint64(32)).astype(np.int64)
+        rows = pa.RecordBatch.from_arrays([*batch.columns, pa.array(order)], schema=self._schema)
+        for side in (False, True):
+            for bucket in np.unique(buckets[held_out == side]):
+                chosen = np.flatnonzero((buckets == bucket) & (held_out == side))
+                self._sink(side, int(bucket)).write_batch(rows.take(pa.array(chosen)))
+
+    def _sink(self, side: bool, bucket: int) -> pa.RecordBatchStreamWriter:
+        if (side, bucket) not in self._sinks:
+            self._sinks[side, bucket] = pa.ipc.new_stream(self._path(side, bucket), self._schema)
+        return self._sinks[side, bucket]
+
+    def _path(self, side: bool, bucket: int) -> str:
+        return str(self._folder / f"{'eval' if side else 'train'}-{bucket}.arrows")
+
+    def sorted(self, side: bool) -> Iterator[pa.Table]:
+        """One side's rows in order, a bucket at a time."""
+        for key in sorted(self._sinks):
+            if key[0] == side:
+                with pa.ipc.open_stream(self._path(*key)) as reader:
+                    table = reader.read_all()
+                yield table.sort_by([("order", "ascending"), ("id", "ascending")]).drop_columns(["order"])
+
+
+def _scatter(name: str, path: Path, rows: _Rows, limit: int, buckets: _Buckets, counts: MixReport) -> None:
+    start = 0
+    for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+        end = start + batch.num_rows
+        order, held_out = rows.order[start:end], rows.held_out[start:end]
+        supervised = rows.supervised[start:end]
+        dropped = ~held_out & (order >= np.uint64(limit)) if limit < 2**64 else np.zeros(len(order), np.bool_)
+        for side, chosen in (
+            (counts.train, ~held_out & ~dropped),
+            (counts.eval, held_out),
+            (counts.dropped_by_weights, dropped),
+        ):
+            side[name].rows += int(chosen.sum())
+            side[name].supervised_tokens += int(supervised[chosen].sum())
+        kept = np.flatnonzero(~dropped)
+        if len(kept):
+            buckets.add(batch.take(pa.array(kept)), order[kept], held_out[kept])
+        start = end

@@ -1,0 +1,30 @@
+rule stats:
+    input:
+        of_all("results/{dataset}/stats.json"),
+
+
+rule stats_of_dataset:
+    input:
+        prompts="results/{dataset}/prompts.json",
+        outcomes="results/{dataset}/outcomes.jsonl.zst",
+        verdicts="results/{dataset}/verdicts.parquet",
+    output:
+        "results/{dataset}/stats.json",
+    log:
+        "logs/stats/{dataset}.log",
+    benchmark:
+        "logs/benchmarks/stats/{dataset}.tsv"
+    conda:
+        "../envs/data.yaml"
+    resources:
+        root=str(ROOT),
+    params:
+        code=code("stats"),
+    shell:
+        PROGRAM + "/stats.py"
+        " --dataset {wildcards.dataset:q}"
+        " --prompts {input.prompts:q}"
+        " --outcomes {input.outcomes:q}"
+        " --verdicts {input.verdicts:q}"
+        " --out {output:q}"
+        " --log {log:q}"

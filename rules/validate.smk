@@ -1,0 +1,29 @@
+rule verdicts:
+    input:
+        of_all("results/{dataset}/verdicts.parquet"),
+
+
+rule validate:
+    input:
+        "results/{dataset}/responses.jsonl.zst",
+    output:
+        "results/{dataset}/verdicts.parquet",
+    log:
+        "logs/validate/{dataset}.log",
+    benchmark:
+        "logs/benchmarks/validate/{dataset}.tsv"
+    conda:
+        "../envs/data.yaml"
+    resources:
+        root=str(ROOT),
+        plugins=PLUGINS,
+    params:
+        settings=settings("validate"),
+        code=code("validate"),
+    shell:
+        PROGRAM + "/validate.py"
+        " --settings {params.settings:q}"
+        " --plugins {resources.plugins:q}"
+        " --responses {input:q}"
+        " --out {output:q}"
+        " --log {log:q}"
