@@ -59,8 +59,8 @@ def prompts(
 ) -> PromptsReport:
     """Writes the prompts of `files` to `out` and what became of their rows to `report`.
 
-    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a row that does not
-    fit the source, and if there is no usable row at all.
+    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a row that
+    does not fit the source, and if there is no usable row at all.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     skipped: Counter[str] = Counter()
@@ -156,8 +156,8 @@ def _parse(source: Source, row: dict[str, Any], where: str) -> Conversation | Sk
 def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
     """The source's id, else the row's hash and how many identical rows came before it.
 
-    An id that has been seen before is extended by the row's hash and counted likewise. So a repeated id keeps all rows apart,
-    and an inserted row renumbers nothing, except that the plain id belongs to the first row in file order that has it.
+    An id that has been seen before is extended by the row's hash and counted likewise. So a repeated id keeps all rows
+    apart, and an inserted row renumbers nothing, except that the plain id belongs to the first usable row that has it.
     """
     if identity and not sorter.count(identity):
         return identity
@@ -177,7 +177,10 @@ def _nothing_usable(dataset: str, names: Sequence[str], skipped: Counter[str]) -
     reasons = (
         ", ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items())) or "there are no rows"
     )
-    return f"dataset {dataset}: no usable row in {', '.join(names)} ({reasons}); correct `files:` or pick the right source"
+    where = ", ".join(names)
+    return (
+        f"dataset {dataset}: no usable row in {where} ({reasons}); correct `files:` or pick the right source"
+    )
 
 
 class _Sorter:

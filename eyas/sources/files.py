@@ -1,4 +1,4 @@
-"""Reads dataset files row by row: JSON Lines, a JSON array, or Parquet; the JSON kinds plain, gzipped or zstd-compressed.
+"""Reads dataset files row by row: JSON Lines, JSON array or Parquet; the JSON kinds plain, gzipped or zstd-compressed.
 
 What a file is, is decided by its first bytes, for public files are often named wrongly. NaN and Infinity, which pandas
 writes into JSON, are accepted everywhere, as Parquet has them too.
@@ -70,7 +70,7 @@ def json_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
             ) from None
         if not isinstance(row, dict):
             raise EyasError(
-                f"{path}: line {number}: is {type(row).__name__}, not an object with columns; correct or remove the line"
+                f"{path}: line {number}: is {type(row).__name__}, not an object; correct or remove the line"
             )
         yield number, row
 

@@ -52,7 +52,7 @@ class Glaive(Source):
 
 
 def _functions(definitions: str) -> list[dict[str, Any]] | None:
-    """The functions of concatenated JSON objects, with or without commas and brackets; None if they are anything else."""
+    """The functions of concatenated JSON objects, commas and brackets or not; None if anything else is there."""
     found = []
     while rest := definitions.lstrip(" \n\r\t,]"):
         try:

@@ -14,7 +14,7 @@ class Magicoder(Source):
     name = "magicoder"
 
     def parse(self, row: dict[str, Any]) -> Conversation | Skip:
-        # `seed` of OSS-Instruct is the code that inspired the problem, not the prompt; `index` is not said to be unique.
+        # `seed` of OSS-Instruct is the code that inspired the problem, not the prompt; `index` need not be unique.
         if "problem" in row:
             return Conversation(question_and_answer(text(row, "problem"), text(row, "solution")))
         if "instruction" in row:
