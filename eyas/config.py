@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -32,7 +32,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-class SamplingConfig(Section):
+class SamplingConfig(Section, frozen=True):
     """Sampling fields. Every one is sent with every request and is part of the request hash."""
 
     temperature: Annotated[float, Meta(ge=0, description="Softmax temperature; 0 is greedy.")] = 1.0
@@ -57,7 +57,7 @@ class SamplingConfig(Section):
     ] = None
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """The target model: all that decides which tokens come out. A live server that contradicts it stops the run."""
 
     id: Annotated[str, Meta(description="Name of the model, as its publisher has it.")]
@@ -91,7 +91,7 @@ class ModelConfig(Section):
     ] = field(default_factory=lambda: {"name": "none"})
 
 
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True):
     """How the model is served and asked. Changing anything here never makes a finished result stale."""
 
     engine: Annotated[dict[str, Any], Meta(description="Engine: `name` of the plugin, then its options.")]
@@ -143,7 +143,7 @@ class ServerConfig(Section):
 CheckPolicy = Literal["reject", "mark", "off"]
 
 
-class DatasetConfig(Section):
+class DatasetConfig(Section, frozen=True):
     """One dataset. Keys left out come from `defaults:`."""
 
     source: Annotated[
@@ -187,7 +187,7 @@ class DatasetConfig(Section):
     ] = field(default_factory=dict)
 
 
-class MixConfig(Section):
+class MixConfig(Section, frozen=True):
     """How the datasets become one training set."""
 
     weights: Annotated[
@@ -201,7 +201,7 @@ class MixConfig(Section):
     ] = 0.01
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """A run."""
 
     model: ModelConfig
@@ -239,22 +239,29 @@ class ConfigSource:
         self.files = [Path(file) for file in files]
 
     def line(self, path: Sequence[str]) -> str:
-        """`file:line` of the key at `path`, or of its nearest parent; "config" where no file has it."""
+        """`file:line` of the key at `path` or of its nearest parent; a dataset's key may stand under `defaults`."""
+        depth, place = self._deepest(path)
+        if path[0] == "datasets" and depth < len(path):
+            below, shared = self._deepest(["defaults", *path[2:]])
+            if below == len(path) - 1:
+                return shared
+        return place
+
+    def _deepest(self, path: Sequence[str]) -> tuple[int, str]:
         best: tuple[int, str] = (0, "config")
         for file in self.files:
             try:
                 node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
             except (OSError, yaml.YAMLError):
                 continue
-            depth = 0
-            for key in path:
+            for depth, key in enumerate(path, start=1):
                 child = _child(node, key)
                 if child is None:
                     break
-                node, line, depth = child[0], child[1], depth + 1
+                node, line = child
                 if depth >= best[0]:
                     best = (depth, f"{file}:{line}")
-        return best[1]
+        return best
 
 
 def _child(node: Any, key: str) -> tuple[Any, int] | None:
@@ -262,9 +269,6 @@ def _child(node: Any, key: str) -> tuple[Any, int] | None:
         for key_node, value in node.value:
             if key_node.value == key:
                 return value, key_node.start_mark.line + 1
-    if isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
-        value = node.value[int(key)]
-        return value, value.start_mark.line + 1
     return None
 
 
@@ -289,10 +293,9 @@ def load(
             name: _merge(defaults, section) if isinstance(section, Mapping) else section
             for name, section in datasets.items()
         }
-    try:
-        config = msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise EyasError(_explain(error, Config, merged, (), source)) from None
+        for name, section in merged["datasets"].items():
+            _convert(section, DatasetConfig, ("datasets", str(name)), source)
+    config = _convert(merged, Config, (), source)
     found = registry(tuple(str(locate(file, root)) for file in config.plugins))
     try:
         _check(config, found)
@@ -300,7 +303,7 @@ def load(
             _check_files(config, root)
     except OptionsError as error:
         path = tuple(error.where.split("."))
-        raise EyasError(_explain(error.error, error.options, {}, path, source)) from None
+        raise EyasError(_explain(error.error, error.options, path, source)) from None
     except EyasError as error:
         where, _, rest = str(error).partition(": ")
         raise EyasError(f"{source.line(where.split('.'))}: {where}: {rest}") from None
@@ -386,96 +389,45 @@ def locate(path: str | Path, root: str | Path) -> Path:
 
 # --- one-line errors ---------------------------------------------------------------------------------------------
 
-_AT = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_AT = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`$|(?P<keys> - at `key` in `\$(?P<of>[^`]*)`)$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
+T = TypeVar("T", bound=Struct)
+
+
+def _convert(raw: Any, section: type[T], prefix: tuple[str, ...], source: ConfigSource) -> T:
+    try:
+        return msgspec.convert(raw, section, strict=False)
+    except msgspec.ValidationError as error:
+        raise EyasError(_explain(error, section, prefix, source)) from None
 
 
 def _explain(
-    error: msgspec.ValidationError,
-    root: type[Struct],
-    raw: Mapping[str, Any],
-    prefix: tuple[str, ...],
-    source: ConfigSource,
+    error: msgspec.ValidationError, section: type[Struct], prefix: tuple[str, ...], source: ConfigSource
 ) -> str:
+    """msgspec's message as file, line, key and remedy. `prefix` is where `section` stands in the config."""
     text = str(error)
     at = _AT.search(text)
     message = text[: at.start()] if at else text
-    inner = tuple(re.findall(r"[^.\[\]]+", at["path"])) if at else ()
-    inner = _name_wildcards(inner, root, raw, message)
+    inner = tuple(part for part in re.split(r"[.\[\]]+", (at["path"] or at["of"]) if at else "") if part)
     path = prefix + inner
     if unknown := _UNKNOWN.match(message):
         path += (unknown["name"],)
-        message = f"unknown key; {_nearest(unknown['name'], _keys_at(root, inner))}"
+        message = f"unknown key; {_nearest(unknown['name'], _keys_at(section, inner, prefix))}"
     elif missing := _MISSING.match(message):
         message = f"the key `{missing['name']}` is missing; add it (docs/config.md describes it)"
     else:
-        message = f"{message[:1].lower()}{message[1:]}; docs/config.md lists what is allowed"
-    return f"{source.line(path)}: {'.'.join(path) or 'config'}: {message}"
+        subject = "a name here must be " if at and at["keys"] else ""
+        message = f"{subject}{message[:1].lower()}{message[1:]}; docs/config.md lists what is allowed"
+    return f"{source.line(path or ('',))}: {'.'.join(path) or 'the config'}: {message}"
 
 
-def _name_wildcards(path: tuple[str, ...], root: type[Struct], raw: Any, message: str) -> tuple[str, ...]:
-    """msgspec names a dict value `[...]`; finds which key it was by converting each one alone."""
-    named: list[str] = []
-    value, kind = raw, root
+def _keys_at(section: type[Struct], path: Sequence[str], prefix: Sequence[str]) -> list[str]:
+    kind: Any = section
     for part in path:
-        if part != "..." or not isinstance(value, Mapping):
-            named.append(part)
-            kind = _field_type(kind, part)
-            value = value.get(part) if isinstance(value, Mapping) else None
-            continue
-        item_type = _value_type(kind)
-        for key, item in value.items():
-            try:
-                msgspec.convert(item, item_type, strict=False)
-            except msgspec.ValidationError as error:
-                if str(error).startswith(message):
-                    named.append(str(key))
-                    value, kind = item, item_type
-                    break
-        else:
-            return tuple(named)
-    return tuple(named)
-
-
-def _field_type(kind: Any, name: str) -> Any:
-    kind = _struct_of(kind)
-    if kind is None:
-        return Any
-    return next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == name), Any)
-
-
-def _struct_of(kind: Any) -> type[Struct] | None:
-    for part in _parts(kind):
-        if isinstance(part, type) and issubclass(part, Struct):
-            return part
-    return None
-
-
-def _parts(kind: Any) -> list[Any]:
-    """`kind` with Annotated and unions opened."""
-    args = getattr(kind, "__args__", ())
-    if hasattr(kind, "__metadata__"):
-        return _parts(kind.__origin__)
-    if args and not hasattr(kind, "__origin__"):
-        return [part for arg in args for part in _parts(arg)]
-    return [kind]
-
-
-def _value_type(kind: Any) -> Any:
-    for part in _parts(kind):
-        if getattr(part, "__origin__", None) is dict:
-            return part.__args__[1]
-    return Any
-
-
-def _keys_at(root: type[Struct], path: Sequence[str]) -> list[str]:
-    kind: Any = root
-    for part in path:
-        value = _value_type(kind)
-        kind = value if value is not Any else _field_type(kind, part)
-    struct = _struct_of(kind)
-    return [f.encode_name for f in msgspec.structs.fields(struct)] if struct else []
+        kind = next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == part), Struct)
+    extra = ["policy"] if "checks" in prefix else []
+    return [*extra, *(f.encode_name for f in msgspec.structs.fields(kind))]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -486,7 +438,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 # --- what each stage reads ---------------------------------------------------------------------------------------
 
 
-class PromptsSettings(Section):
+class PromptsSettings(Section, frozen=True):
     """What decides prompts.jsonl.zst."""
 
     dataset: str
@@ -496,7 +448,7 @@ class PromptsSettings(Section):
     seed: int
 
 
-class GenerateSettings(Section):
+class GenerateSettings(Section, frozen=True):
     """What decides responses.jsonl.zst. `checks` is set only under a budget, which counts accepted tokens."""
 
     dataset: str
@@ -508,7 +460,7 @@ class GenerateSettings(Section):
     checks: dict[str, dict[str, Any]] | None
 
 
-class ValidateSettings(Section):
+class ValidateSettings(Section, frozen=True):
     """What decides verdicts.parquet."""
 
     dataset: str
@@ -516,20 +468,20 @@ class ValidateSettings(Section):
     checks: dict[str, dict[str, Any]]
 
 
-class TrainSettings(Section):
+class TrainSettings(Section, frozen=True):
     """What decides train.parquet."""
 
     dataset: str
 
 
-class ExportSettings(Section):
+class ExportSettings(Section, frozen=True):
     """What decides one export."""
 
     exporter: str
     options: dict[str, Any]
 
 
-class MixSettings(Section):
+class MixSettings(Section, frozen=True):
     """What decides results/train/."""
 
     datasets: list[str]
@@ -538,7 +490,7 @@ class MixSettings(Section):
     seed: int
 
 
-class SummarySettings(Section):
+class SummarySettings(Section, frozen=True):
     """What decides results/summary/."""
 
     datasets: list[str]
@@ -546,7 +498,7 @@ class SummarySettings(Section):
     model: ModelConfig
 
 
-class AccessSettings(Section):
+class AccessSettings(Section, frozen=True):
     """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result."""
 
     model: ModelConfig

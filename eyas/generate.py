@@ -395,12 +395,14 @@ class _Asking:
         return self.accepts.tokens(place(entry.reply, unit.prompt.key, sample))
 
     def _render(self, unit: Unit) -> Unit:
+        ids: list[int] | None = None
+        refusal: str | None = None
         try:
-            ids, refusal = self.renderer.render(unit.prompt), None
-            if not ids or max(ids) >= self.tokenizer.vocabulary_size:
-                ids, refusal = None, "rendered to nothing or outside the vocabulary"
+            ids = self.renderer.render(unit.prompt)
         except Refused as error:
-            ids, refusal = None, str(error)
+            refusal = str(error)
+        if ids is not None and not (ids and max(ids) < self.tokenizer.vocabulary_size):
+            ids, refusal = None, "rendered to nothing or outside the vocabulary"
         rendered = Rendered(render=render_hash(unit.prompt, self.plan.identity), ids=ids, refusal=refusal)
         self.writer.append(rendered)
         return self.plan.unit(unit.index, unit.prompt, rendered)

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,14 +48,14 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     """Base of what a journal holds."""
 
 
-class Answered(Entry, tag="answered"):
+class Answered(Entry, frozen=True, tag="answered"):
     """A finished answer."""
 
     reply: Reply
     delivery: Delivery
 
 
-class Unanswered(Entry, tag="unanswered"):
+class Unanswered(Entry, frozen=True, tag="unanswered"):
     """A request settled without an answer: refused by the server, or failed within the accepted share."""
 
     request: str
@@ -63,7 +63,7 @@ class Unanswered(Entry, tag="unanswered"):
     reason: str
 
 
-class Rendered(Entry, tag="rendered"):
+class Rendered(Entry, frozen=True, tag="rendered"):
     """Prompt ids of a conversation, or the reason why it cannot be rendered."""
 
     render: str
@@ -71,7 +71,7 @@ class Rendered(Entry, tag="rendered"):
     refusal: str | None
 
 
-class ServerSeen(Entry, tag="server"):
+class ServerSeen(Entry, frozen=True, tag="server"):
     """The manifest of a server that answered, without secrets."""
 
     id: str
@@ -79,6 +79,7 @@ class ServerSeen(Entry, tag="server"):
 
 
 AnyEntry = Answered | Unanswered | Rendered | ServerSeen
+E = TypeVar("E", bound=Entry)
 _KINDS: dict[type[Entry], bytes] = {Answered: b"a", Unanswered: b"u", Rendered: b"r", ServerSeen: b"s"}
 
 
@@ -204,7 +205,7 @@ class Journal:
 
     def answered(self, request: str) -> Answered | None:
         """The first finished answer to `request`."""
-        return self._get(b"a", request)
+        return self._get(b"a", request, Answered)
 
     def has_answer(self, request: str) -> bool:
         """Whether `answered` would find something, without reading it."""
@@ -212,24 +213,28 @@ class Journal:
 
     def unanswered(self, request: str) -> Unanswered | None:
         """How `request` was settled without an answer."""
-        return self._get(b"u", request)
+        return self._get(b"u", request, Unanswered)
 
     def rendered(self, render: str) -> Rendered | None:
         """The cached rendering `render`."""
-        return self._get(b"r", render)
+        return self._get(b"r", render, Rendered)
 
     def server(self, manifest_id: str) -> dict[str, Any] | None:
         """The server manifest `manifest_id`."""
-        entry = self._get(b"s", manifest_id)
+        entry = self._get(b"s", manifest_id, ServerSeen)
         return entry.manifest if entry is not None else None
 
     def __len__(self) -> int:
         """How many answers there are, repeats included."""
         return len(self._index[b"a"])
 
-    def _get(self, kind: bytes, digest: str) -> Any:
+    def _get(self, kind: bytes, digest: str, entry_type: type[E]) -> E | None:
         place = self._index[kind].find(bytes.fromhex(digest))
-        return None if place is None else self._read(*place)
+        if place is None:
+            return None
+        entry = self._read(*place)
+        assert isinstance(entry, entry_type)
+        return entry
 
     def _read(self, segment: int, offset: int) -> Any:
         file, path = self._files[segment], self.segments[segment].path

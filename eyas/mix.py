@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from eyas.config import MixSettings
 from eyas.recordfile import atomic
-from eyas.tables import TableWriter
+from eyas.tables import GROUP_ROWS, LEVEL
 from eyas.train import SCHEMA
 
 BUCKET_TOKENS = 8_000_000  # token slots per bucket, about 40 MB: what one sort holds in memory
@@ -63,13 +63,13 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
         with buckets:
             for name, path in zip(settings.datasets, trains, strict=True):
                 _scatter(name, path, brief[name], limits[name], buckets, counts)
-        with (
-            TableWriter[pa.RecordBatch](train, SCHEMA) as train_rows,
-            TableWriter[pa.RecordBatch](evaluation, SCHEMA) as eval_rows,
-        ):
-            for side, writer in ((False, train_rows), (True, eval_rows)):
+        for side, path in ((False, train), (True, evaluation)):
+            with (
+                atomic(path) as temporary,
+                pq.ParquetWriter(temporary, SCHEMA, compression="zstd", compression_level=LEVEL) as writer,
+            ):
                 for table in buckets.sorted(side):
-                    writer.write_table(table)
+                    writer.write_table(table, row_group_size=GROUP_ROWS)
     with atomic(report) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(counts)) + b"\n")
     return counts

@@ -14,7 +14,7 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all records: immutable, keyword-only, closed."""
 
 
-class Message(Record, omit_defaults=True):
+class Message(Record, frozen=True, omit_defaults=True):
     """One message in the OpenAI shape."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -24,7 +24,7 @@ class Message(Record, omit_defaults=True):
     tool_call_id: str | None = None
 
 
-class Origin(Record):
+class Origin(Record, frozen=True):
     """Where a prompt came from. `row` counts from 1 within `file`."""
 
     source: str
@@ -33,7 +33,7 @@ class Origin(Record):
     row: int
 
 
-class Prompt(Record):
+class Prompt(Record, frozen=True):
     """One conversation opening, independent of any model.
 
     key: the source's own unique id, else `sha256(canonical row)[:16]-<n>` for the n-th identical row.
@@ -50,14 +50,14 @@ class Prompt(Record):
     group: str
 
 
-class Finish(Record):
+class Finish(Record, frozen=True):
     """Why generation ended. `matched` is the stop token id or the stop string; null for `length`."""
 
     type: Literal["stop", "length"]
     matched: int | str | None = None
 
 
-class Reply(Record):
+class Reply(Record, frozen=True):
     """What the model said to one request: everything that training needs, nothing about how it travelled.
 
     request: hash of all that decides the distribution of the answer.
@@ -81,7 +81,7 @@ class Reply(Record):
     constrained: bool
 
 
-class Response(Reply):
+class Response(Reply, frozen=True):
     """A reply in its place: the answer to turn `turn`, sample `sample` of prompt `key`."""
 
     key: str
@@ -89,7 +89,7 @@ class Response(Reply):
     sample: int
 
 
-class Delivery(Record):
+class Delivery(Record, frozen=True):
     """How a reply travelled. Kept beside the reply, never in it: two runs with equal answers differ only here.
 
     started, finished: Unix time in seconds. usage: counts as the server reported them.
@@ -102,7 +102,7 @@ class Delivery(Record):
     usage: dict[str, int]
 
 
-class Outcome(Record):
+class Outcome(Record, frozen=True):
     """What became of one planned (key, turn, sample)."""
 
     key: str
@@ -125,7 +125,7 @@ ReasoningState = Literal[
 ]
 
 
-class Verdict(Record):
+class Verdict(Record, frozen=True):
     """Whether a response is fit for training, why not, and how many tokens it has of each sort.
 
     reasoning_tokens counts the tokens up to and including the closing delimiter; answer_tokens the rest of the
@@ -147,7 +147,7 @@ class Verdict(Record):
     output_tokens: int
 
 
-class TrainMetadata(Record):
+class TrainMetadata(Record, frozen=True):
     """What travels with a training row for people and filters; trainers ignore it."""
 
     dataset: str
@@ -160,7 +160,7 @@ class TrainMetadata(Record):
     answer_tokens: int
 
 
-class TrainRow(Record):
+class TrainRow(Record, frozen=True):
     """One generation as a trainer reads it: `input_ids = prompt_ids + output_ids`, no shift.
 
     loss_mask: 1 exactly for the generated tokens, 0 for the prompt; same length as input_ids.

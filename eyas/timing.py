@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Timing(Record):
+class Timing(Record, frozen=True):
     """started, finished: Unix time in s. used: the answer is in responses.jsonl.zst, not beyond the budget."""
 
     request: str

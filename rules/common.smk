@@ -1,5 +1,6 @@
 # Helpers of the rules. What decides a result goes into params (canonical settings, code digest); how and where it is
 # computed goes into resources, which never make a result stale.
+import json
 import re
 import sys
 from pathlib import Path
@@ -21,10 +22,12 @@ except EyasError as error:
     raise WorkflowError(str(error))
 
 DATASETS = list(CONFIG.datasets)
+# Trainers read the mix; a dataset's own export is made when it is asked for by path.
 EXPORTS = [
-    f"results/{place}/exports/{exporter}/{side}.{STAGES.suffix(exporter)}"
+    f"results/train/exports/{exporter}/{side}.{STAGES.suffix(exporter)}"
     for exporter in CONFIG.exports
-    for place, side in [*((dataset, "train") for dataset in DATASETS), ("train", "train"), ("train", "eval")]
+    for side in ("train", "eval")
+]
 ]
 
 
@@ -51,7 +54,9 @@ def code(stage):
 
 
 def source_files(wildcards):
-    return [str(locate(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files]
+    return [
+        str(locate(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files
+    ]
 
 
 def source_names(wildcards):
@@ -71,4 +76,12 @@ def failure_report():
     """Which jobs failed, why, where their logs are, and how to go on."""
     jobs = failed_jobs(Path("logs"))
     lines = [f"  {log}: {reason}" for log, reason in jobs]
-    return "\n".join(["", "These jobs failed:", *lines, "Nothing finished is lost. To go on, run the same command again.", ""])
+    return "\n".join(
+        [
+            "",
+            "These jobs failed:",
+            *lines,
+            "Nothing finished is lost. To go on, run the same command again.",
+            "",
+        ]
+    )

@@ -4,15 +4,15 @@ rule export:
         "results/{place}/{side}.parquet",
     output:
         "results/{place}/exports/{exporter}/{side}.{suffix}",
+    log:
+        "logs/export/{place}.{side}.{exporter}.{suffix}.log",
+    benchmark:
+        "logs/benchmarks/export/{place}.{side}.{exporter}.{suffix}.tsv"
     wildcard_constraints:
         exporter="[^/]+",
         place="|".join(map(re.escape, [*DATASETS, "train"])),
         side="train|eval",
         suffix="[^/]+",
-    log:
-        "logs/export/{place}.{side}.{exporter}.{suffix}.log",
-    benchmark:
-        "logs/benchmarks/export/{place}.{side}.{exporter}.{suffix}.tsv"
     conda:
         "../envs/data.yaml"
     resources:
@@ -20,7 +20,9 @@ rule export:
         plugins=PLUGINS,
     params:
         settings=lambda wildcards: canonical(STAGES.export(wildcards.exporter)),
-        code=lambda wildcards: code_digest(STAGES, "export", exporter=wildcards.exporter),
+        code=lambda wildcards: code_digest(
+            STAGES, "export", exporter=wildcards.exporter
+        ),
     shell:
         PROGRAM + "/export.py"
         " --settings {params.settings:q}"

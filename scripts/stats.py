@@ -1,0 +1,20 @@
+"""Outcomes and verdicts → stats.json; the books must balance."""
+
+import argparse
+from pathlib import Path
+
+from eyas.program import run
+from eyas.stats import stats
+
+
+def main(a: argparse.Namespace) -> None:
+    stats(a.dataset, a.prompts, a.outcomes, a.verdicts, a.out)
+
+
+parser = argparse.ArgumentParser("stats", description=__doc__)
+parser.add_argument("--dataset", required=True)
+parser.add_argument("--prompts", type=Path, required=True, help="prompts.json")
+parser.add_argument("--outcomes", type=Path, required=True)
+parser.add_argument("--verdicts", type=Path, required=True)
+parser.add_argument("--out", type=Path, required=True)
+run(main, parser)

@@ -1,0 +1,27 @@
+"""All datasets → summary.json, summary.md, manifest.json, report.html."""
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+
+from eyas.config import SummarySettings
+from eyas.program import run
+from eyas.summary import summarise
+
+
+def main(a: argparse.Namespace) -> None:
+    settings = msgspec.json.decode(a.settings, type=SummarySettings)
+    results = a.out.parent.parent
+    servers = {}
+    for dataset in settings.datasets:
+        servers |= json.loads((results / dataset / "servers.json").read_bytes())
+    summarise(settings, results, a.log.parent / "benchmarks", servers, json.loads(a.code), a.out.parent)
+
+
+parser = argparse.ArgumentParser("summary", description=__doc__)
+parser.add_argument("--settings", required=True, help="SummarySettings as JSON")
+parser.add_argument("--code", required=True, help="code digest of every stage, a JSON object")
+parser.add_argument("--out", type=Path, required=True, help="summary.json; its siblings go beside it")
+run(main, parser)
