@@ -44,7 +44,13 @@ class TableWriter(Generic[T]):
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic(self._path))
             self._file = stack.enter_context(
-                pq.ParquetWriter(temporary, self._schema, compression="zstd", compression_level=LEVEL)
+                pq.ParquetWriter(
+                    temporary,
+                    self._schema,
+                    compression="zstd",
+                    compression_level=LEVEL,
+                    write_page_checksum=True,
+                )
             )
             self._stack = stack.pop_all()
         return self
@@ -86,15 +92,23 @@ def read_table(path: str | Path, record_type: type[T]) -> Iterator[T]:
     """
     rows = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(batch_size=READ_ROWS):
                 for values in _dicts(batch.to_struct_array()):
                     rows += 1
                     yield msgspec.convert(values, record_type)
+            expected = file.metadata.num_rows
     except msgspec.ValidationError as error:
         raise EyasError(f"{path}: row {rows}: {error}; delete the file and run again to rebuild it") from None
-    except pa.ArrowException as error:
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
         raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+    # pyarrow ends in silence at a page whose kind it does not know.
+    if rows != expected:
+        raise EyasError(
+            f"{path}: damaged ({rows} rows, its footer says {expected}); delete it and run again to rebuild it"
+        )
 
 
 # --- Python to Arrow ---------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class DegenerateOptions(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="Least share of distinct n-grams in the window. Prose has over 0.9, lists of lines that differ in one word 0.13 to 0.4, loops with small changes below 0.1.",
+            description="Least share of distinct n-grams in the window. 420 answers of SmolLM2-135M have 0.6 to 1, long lists and tables of similar lines 0.25 to 0.8, a loop that changes a word now and then below 0.1.",
         ),
     ] = 0.1
 
