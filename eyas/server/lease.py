@@ -1,0 +1,423 @@
+"""The lease: a server is there while somebody holds one, and its concurrency is shared among the holders.
+
+With `server.url` the server is somebody else's: it is inspected and shared, never started or stopped. Otherwise the
+first holder on this host starts it under a lock, and its supervisor stops it when nobody has held it for
+`server.idle_timeout`. Holders live in separate processes and meet in the folder described in eyas.server.state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+import eyas
+from eyas.config import AccessSettings, fingerprint
+from eyas.errors import EyasError
+from eyas.plugins import Engine, Retry
+from eyas.server.state import BEAT, Endpoint, Heartbeat, Plan, Process, State, locked, write_private
+
+POLL = 0.25  # s between two looks at a server that loads
+SHARE_INTERVAL = 0.2  # s for which a share is good; bounds the file operations of a busy client
+STOP_WAIT = 30.0  # s for a supervisor that is on its way out
+LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
+
+
+def fair_share(ceiling: int, demands: Sequence[int]) -> list[int]:
+    """`ceiling` requests shared by water-filling: all get the same, and what one cannot use goes to the others."""
+    shares = [0] * len(demands)
+    left = ceiling
+    by_demand = sorted(range(len(demands)), key=lambda i: demands[i])
+    for rank, i in enumerate(by_demand):
+        shares[i] = min(demands[i], left // (len(demands) - rank))
+        left -= shares[i]
+    return shares
+
+
+class _Client:
+    """This process's heartbeat: a file, and a thread that rewrites it each second."""
+
+    def __init__(self, state: State, settings: str) -> None:
+        self.state = state
+        self.path = state.heartbeat_path()
+        self._beat = Heartbeat(settings)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease heartbeat", daemon=True)
+
+    def __enter__(self) -> _Client:
+        self.state.clients.mkdir(parents=True, exist_ok=True)
+        self.update()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.path.unlink(missing_ok=True)
+
+    def update(self, **changes: Any) -> None:
+        with self._lock:
+            self._beat = msgspec.structs.replace(self._beat, **changes, time=time.time())
+            write_private(self.path, self._beat)
+
+    def others(self) -> dict[str, Heartbeat]:
+        live = self.state.live_clients()
+        live.pop(self.path.name, None)
+        return live
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT):
+            try:
+                self.update()
+            except OSError:
+                # A full disk must not look like death.
+                with contextlib.suppress(OSError):
+                    os.utime(self.path)
+
+
+class Lease:
+    """A server that has really generated, and this client's part of it.
+
+    urls, key: where and how to ask. manifest: what it is, without secrets; manifest_id: its hash.
+    endpoint: the file in which the other holders find a started server, None with `server.url`.
+    """
+
+    def __init__(
+        self,
+        client: _Client,
+        engine: Engine,
+        ceiling: int,
+        urls: list[str],
+        key: str | None,
+        manifest: dict[str, Any],
+        check: Callable[[], None],
+        endpoint: Path | None,
+    ) -> None:
+        self.urls, self.key, self.manifest, self.endpoint = urls, key, manifest, endpoint
+        self.manifest_id = fingerprint(manifest)
+        self._client, self._engine, self._ceiling, self._check = client, engine, ceiling, check
+        self._granted = 0
+        self._granted_at = float("-inf")
+
+    def share(self, outstanding: int, demand: int) -> int:
+        """How many requests this client may have in flight now; it may hold fewer than it has.
+
+        outstanding: how many it has in flight. demand: how many it would have in flight if it could, those included.
+        What is granted is set aside for this client until it asks again, so ask at least once a second, also to give
+        back. The sum over all clients never exceeds `server.concurrency`.
+        """
+        if time.monotonic() - self._granted_at < SHARE_INTERVAL:
+            return self._granted
+        with locked(self._client.state.shares_lock):
+            others = self._client.others()
+            taken = sum(max(other.outstanding, other.granted) for other in others.values())
+            names = sorted([*others, self._client.path.name])
+            demands = [demand if name == self._client.path.name else others[name].demand for name in names]
+            fair = fair_share(self._ceiling, demands)[names.index(self._client.path.name)]
+            self._granted = max(0, min(fair, self._ceiling - taken))
+            self._client.update(outstanding=outstanding, granted=self._granted, demand=demand)
+        self._granted_at = time.monotonic()
+        return self._granted
+
+    def healthy(self) -> bool:
+        """Whether some process of the server really generates; takes a second or more, so not for the event loop.
+
+        Raises EyasError when the server has ended for good, or is no longer the same.
+        """
+        for url in self.urls:
+            try:
+                self._engine.inspect(url, self.key)
+            except Retry:
+                continue
+            return True
+        self.check()
+        return False
+
+    def check(self) -> None:
+        """Raises EyasError if a started server has ended for good."""
+        self._check()
+
+
+@contextlib.contextmanager
+def hold(
+    access: AccessSettings, engine: Engine, log: logging.Logger, *, serving: bool = False
+) -> Iterator[Lease]:
+    """A lease on the server of `access`, which is started if need be.
+
+    serving: this is `serve`, which may start a server in any cluster job. Raises EyasError with the cause when there
+    is no server to be had.
+    """
+    server = access.server
+    if server.url is None:
+        with _Started(access, engine, log).hold(serving) as lease:
+            yield lease
+        return
+    urls = [url.rstrip("/") for url in ([server.url] if isinstance(server.url, str) else server.url)]
+    state = State(Path(server.state) / fingerprint(sorted(urls)))
+    key = _key_from_environment(server.api_key_env)
+    with _Client(state, settings="") as client:
+
+        def late(cause: str) -> EyasError:
+            return EyasError(
+                f"server.url: {', '.join(urls)} did not generate within {server.start_timeout:g} s ({cause}); start it or correct the address"
+            )
+
+        manifest = _wait_until_ready(engine, urls, key, server.start_timeout, log, late, lambda: None)
+        client.update(ready=True)
+        yield Lease(client, engine, server.concurrency, urls, key, manifest, lambda: None, None)
+
+
+def _key_from_environment(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise EyasError(
+            f"server.api_key_env: the environment variable {variable} is not set; export the server's API key"
+        )
+    return key
+
+
+def _wait_until_ready(
+    engine: Engine,
+    urls: list[str],
+    key: str | None,
+    timeout: float,
+    log: logging.Logger,
+    late: Callable[[str], EyasError],
+    check: Callable[[], None],
+) -> dict[str, Any]:
+    """The manifest of the server once all its processes generate. `check` raises if that will never be."""
+    deadline = time.monotonic() + timeout
+    told = False
+    while True:
+        try:
+            return _join([engine.inspect(url, key) for url in urls])
+        except Retry as cause:
+            check()
+            if time.monotonic() > deadline:
+                raise late(str(cause)) from cause
+            if not told:
+                log.info("waiting up to %g s for %s to generate", timeout, ", ".join(urls))
+                told = True
+            time.sleep(POLL)
+
+
+def _join(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """One manifest for all processes: theirs if they are equal, as they are unless `server.url` mixes servers."""
+    if all(manifest == manifests[0] for manifest in manifests):
+        return {**manifests[0], "processes": len(manifests)}
+    return {"mixed": sorted(manifests, key=fingerprint), "processes": len(manifests)}
+
+
+def _in_job_without_gpus() -> bool:
+    """Whether this is a Slurm job without GPUs (Slurm names none, or the device NoDevFiles)."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_JOB_GPUS")
+    return "SLURM_JOB_ID" in os.environ and gpus in (None, "", "NoDevFiles")
+
+
+class _Started:
+    """A server that holders start themselves."""
+
+    def __init__(self, access: AccessSettings, engine: Engine, log: logging.Logger) -> None:
+        self.access, self.server, self.engine, self.log = access, access.server, engine, log
+        self.state = State(Path(self.server.state))
+        model = access.model
+        # What a running server must have been started with to be of use. Templates and reasoning are the client's.
+        self.settings = fingerprint(
+            [
+                *(model.id, model.revision, model.sha256, model.quantisation),
+                *(model.weight_dtype, model.kv_dtype, model.context),
+                *(self.server.engine, self.server.env),
+            ]
+        )
+
+    @contextlib.contextmanager
+    def hold(self, serving: bool) -> Iterator[Lease]:
+        with _Client(self.state, self.settings) as client:
+            if not serving and _in_job_without_gpus():
+                endpoint = self._await_serve()
+            else:
+                endpoint = self._find_or_start(client)
+            self._check_reachable(endpoint)
+
+            def check() -> None:
+                if not self.state.alive(endpoint):
+                    raise EyasError(self._why_ended())
+
+            manifest = _wait_until_ready(
+                self.engine,
+                endpoint.urls,
+                endpoint.key,
+                self.server.start_timeout,
+                self.log,
+                self._late,
+                check,
+            )
+            client.update(ready=True)
+            yield Lease(
+                client,
+                self.engine,
+                self.server.concurrency,
+                endpoint.urls,
+                endpoint.key,
+                manifest,
+                check,
+                self.state.endpoint,
+            )
+
+    def _late(self, cause: str) -> EyasError:
+        return EyasError(
+            f"server.start_timeout: the server did not generate within {self.server.start_timeout:g} s ({cause}); raise it, or see {self.state.log}"
+        )
+
+    def _why_ended(self) -> str:
+        """One sentence from the server's log."""
+        try:
+            text = self.state.log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        except OSError:
+            text = ""
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[eyas]")]
+        cause = (
+            self.engine.explain(text) or f"the server ended; its last words: {lines[-1] if lines else 'none'}"
+        )
+        return f"{cause}; its whole log is {self.state.log}"
+
+    # --- finding and starting ------------------------------------------------------------------------------------
+
+    def _find_or_start(self, client: _Client) -> Endpoint:
+        def waiting() -> None:
+            self.log.info("another job is about to start the server; waiting for it (%s)", self.state.lock)
+
+        with locked(self.state.lock, waiting):
+            endpoint = self._find()
+            if endpoint is not None and endpoint.settings != self.settings:
+                self._replace(endpoint, client)
+                endpoint = None
+            return endpoint or self._start()
+
+    def _find(self) -> Endpoint | None:
+        """The running server, if there is one; waits while one is stopping."""
+        deadline = time.monotonic() + STOP_WAIT
+        while time.monotonic() < deadline:
+            endpoint = self.state.read_endpoint()
+            if endpoint is not None and self.state.alive(endpoint):
+                return endpoint
+            if not self.state.supervised():
+                self.state.endpoint.unlink(missing_ok=True)
+                return None
+            time.sleep(POLL)
+        raise EyasError(
+            f"server.state: a supervisor of {self.state.root} does not end; kill it (pgrep -f eyas.server.supervisor) and run again"
+        )
+
+    def _replace(self, endpoint: Endpoint, client: _Client) -> None:
+        """Stops a server that was started with other settings, if nobody needs it."""
+        needed = any(other.settings != self.settings for other in client.others().values())
+        if needed or endpoint.host != socket.gethostname():
+            raise EyasError(
+                f"server.state: the server of {self.state.root} was started with other settings by {endpoint.host} and is in use; wait for it to stop, or give this run a server.state of its own"
+            )
+        self.log.info("the running server was started with other settings; stopping it")
+        os.kill(endpoint.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_WAIT
+        while self.state.supervised():
+            if time.monotonic() > deadline:
+                raise EyasError(
+                    f"server.state: the supervisor {endpoint.pid} does not end; kill it and run again"
+                )
+            time.sleep(POLL)
+
+    def _start(self) -> Endpoint:
+        python = self._python()
+        launches = self.engine.launch(python)
+        key = secrets.token_urlsafe(32)
+        plan = Plan(
+            processes=[
+                Process(launch.argv, {**os.environ, **launch.env, "EYAS_API_KEY": key}, launch.url)
+                for launch in launches
+            ],
+            key=key,
+            settings=self.settings,
+            idle_timeout=self.server.idle_timeout,
+            restarts=self.server.restarts,
+        )
+        self.log.info(
+            "starting the server at %s; its log is %s", ", ".join(x.url for x in launches), self.state.log
+        )
+        # Only the supervisor may import eyas from here: the engine's environment is its own.
+        package_parent = str(Path(eyas.__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH")]))
+        self.state.log.unlink(missing_ok=True)
+        descriptor = os.open(self.state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as output:
+            supervisor = subprocess.run(
+                [sys.executable, "-P", "-m", "eyas.server.supervisor", str(self.state.root)],
+                input=msgspec.json.encode(plan),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+                check=False,
+            )
+        endpoint = self.state.read_endpoint()
+        if supervisor.returncode != 0 or endpoint is None:
+            raise EyasError(self._why_ended())
+        return endpoint
+
+    def _python(self) -> str:
+        wanted = self.server.env
+        if wanted is None:
+            return sys.executable
+        found = shutil.which(wanted)
+        if found is None:
+            raise EyasError(
+                f"server.env: {wanted} is no interpreter; create that environment or correct the path"
+            )
+        return str(Path(found).absolute())
+
+    # --- across hosts --------------------------------------------------------------------------------------------
+
+    def _await_serve(self) -> Endpoint:
+        """The server of `snakemake serve`, which another job holds."""
+        timeout = self.server.start_timeout
+        self.log.info(
+            "this cluster job holds no GPU, so it starts no server; waiting up to %g s for `snakemake serve` (%s)",
+            timeout,
+            self.state.endpoint,
+        )
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            endpoint = self.state.read_endpoint()
+            if endpoint is not None and self.state.alive(endpoint):
+                if endpoint.settings != self.settings:
+                    raise EyasError(
+                        "server: `snakemake serve` runs with other settings than this job; stop it and start it again"
+                    )
+                return endpoint
+            time.sleep(POLL)
+        raise EyasError(
+            f"server: no server after {timeout:g} s, and this cluster job holds no GPU to start one; run `snakemake serve` as a GPU job, or set server.url"
+        )
+
+    def _check_reachable(self, endpoint: Endpoint) -> None:
+        names = {urlsplit(url).hostname for url in endpoint.urls}
+        if endpoint.host != socket.gethostname() and names & {"127.0.0.1", "localhost", "::1"}:
+            raise EyasError(
+                f"server.engine.host: the server on {endpoint.host} listens to its own host only; let it listen on 0.0.0.0, or give this run a server.state of its own"
+            )
