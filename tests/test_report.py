@@ -1,0 +1,160 @@
+"""The page: the same numbers as summary.json, nothing interpreted as HTML, nothing fetched."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from made_results import verdict, write_dataset
+
+from eyas.config import ModelConfig, SummarySettings
+from eyas.report.page import LEFT, RIGHT, WIDTH, Axis, chart, nice
+from eyas.stats import stats
+from eyas.summary import summarise
+
+EVIL = "<script>alert(1)</script>"
+VOID = {"meta", "link", "br", "img", "input", "hr", "line", "rect"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, tables as rows of cell texts, and texts by id."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.tables, self.by_id, self.open = [], [], {}, []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.elements.append((tag, attrs))
+        if tag not in VOID:
+            self.open.append((tag, attrs.get("id")))
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if any(tag in ("td", "th") for tag, _ in self.open):
+            self.tables[-1][-1][-1] += data
+        for _, name in self.open:
+            if name:
+                self.by_id[name] = self.by_id.get(name, "") + data
+
+    def table(self, head):
+        """The first table whose second column is called `head`."""
+        return next(rows for rows in self.tables if rows[0][1] == head)
+
+
+def dataset_stats(folder):
+    names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "stats.json")
+    return stats(folder.name, *(folder / name for name in names))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The page of a run of two datasets, and its summary."""
+    root = tmp_path_factory.mktemp("run")
+    few = [
+        verdict("a", 7),
+        verdict("b", 900, reasons=(EVIL,)),
+        verdict("c", 1300, marks=[EVIL], truncated=True),
+    ]
+    for name, verdicts in {"A": few, "B": [verdict("x", 4000)]}.items():
+        dataset_stats(write_dataset(root / "results" / name, verdicts))
+    model = ModelConfig(id=EVIL, reasoning={"name": "none"})
+    settings = SummarySettings(datasets=["A", "B"], budgets={"A": None, "B": None}, model=model)
+    summary = summarise(settings, root / "results", root / "none", {}, {}, root / "out")
+    return (root / "out" / "report.html").read_text(), summary
+
+
+@pytest.fixture(scope="module")
+def page(made):
+    return Page(made[0])
+
+
+def test_headline_numbers_are_those_of_the_summary(made, page):
+    total = made[1].total
+    assert page.by_id["total-responses"] == f"{total.responses:,}" == "4"
+    assert page.by_id["total-accepted"] == f"{total.accepted:,}" == "3"
+    assert page.by_id["total-output-tokens"] == f"{total.output_tokens:,}" == "6,207"
+    assert page.by_id["total-accepted-tokens"] == f"{total.accepted_tokens:,}" == "5,307"
+    assert page.by_id["total-tokens-per-second"] == f"{total.tokens_per_second:,.1f}"
+
+
+def test_the_table_has_every_dataset_and_the_total(made, page):
+    head, *rows = page.table("Prompts")
+    assert [row[0] for row in rows] == ["A", "B", "total"]
+    parts = [*made[1].datasets.values(), made[1].total]
+    for row, part in zip(rows, parts, strict=True):
+        cells = dict(zip(head, row, strict=True))
+        assert cells["Responses"] == f"{part.responses:,}"
+        assert cells["Accepted"] == f"{part.accepted:,}"
+        assert cells["Tokens"] == f"{part.output_tokens:,}"
+        assert cells["tok/s"] == f"{part.tokens_per_second:,.1f}"
+
+
+def test_text_from_data_is_never_markup(made, page):
+    text, _ = made
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 4
+    assert page.by_id["rejected"] == "Rejected"
+    assert page.table("Responses")[1][0] == EVIL
+    assert page.table("Responses")[1][1] == "1"
+
+
+def test_nothing_is_fetched_and_nothing_runs(made, page):
+    text, _ = made
+    assert not re.search(r"https?://|//[a-z]|url\(|@import", text)
+    for tag, attrs in page.elements:
+        assert tag not in ("script", "link", "img", "iframe", "object", "base")
+        assert not any(name.startswith("on") or name in ("src", "srcset", "data") for name in attrs)
+        assert attrs.get("href", "#").startswith("#")
+
+
+def test_links_and_descriptions_lead_somewhere(page):
+    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for _, attrs in page.elements:
+        assert attrs.get("href", f"#{ids[0]}").removeprefix("#") in ids
+        assert set(attrs.get("aria-labelledby", "").split()) <= set(ids)
+
+
+def test_tables_and_charts_speak(page):
+    assert all("scope" in attrs for tag, attrs in page.elements if tag == "th")
+    charts = [attrs for tag, attrs in page.elements if tag == "svg"]
+    assert len(charts) == 2
+    for number, attrs in enumerate(charts, 1):
+        assert attrs["role"] == "img"
+        assert attrs["aria-labelledby"] == f"chart-{number}-title chart-{number}-text"
+    assert "2 accepted and 1 rejected" in page.by_id["chart-1-text"]
+    assert "median 900" in page.by_id["chart-1-text"]
+
+
+def test_bars_are_as_high_as_their_counts(tmp_path):
+    """Accepted and rejected are drawn on one scale, one on the other, and nothing leaves the frame."""
+    lengths = {"a": 0, "b": 5, "c": 5, "d": 70, "e": 70, "f": 70}
+    verdicts = [verdict(key, n, reasons=("no",) if key in "cf" else ()) for key, n in lengths.items()]
+    one = dataset_stats(write_dataset(tmp_path / "A", verdicts))
+    drawn = chart("A", one, Axis.over(one.histogram))
+    bars = {bar.label.split(" ")[0]: bar for bar in drawn.bars if bar.accepted_height or bar.rejected_height}
+    assert set(bars) == {"0", "5", "64"}
+    assert bars["64"].accepted_height == pytest.approx(2 * bars["5"].accepted_height)
+    assert bars["5"].rejected_height == pytest.approx(bars["0"].accepted_height)
+    assert bars["64"].rejected_y + bars["64"].rejected_height == pytest.approx(bars["64"].accepted_y)
+    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - RIGHT for bar in drawn.bars)
+
+
+@pytest.mark.parametrize(
+    ("count", "top"), [(1, 2), (2, 2), (17, 20), (76, 80), (135, 140), (1001, 1200), (99_999, 100_000)]
+)
+def test_axis_tops_are_round_and_even(count, top):
+    assert nice(count) == top
