@@ -1,0 +1,245 @@
+"""`eyas status`: how far generation is, from any terminal or node; after the run, its summary."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from eyas.errors import EyasError
+from eyas.progress import Progress, read_progress
+from eyas.report.words import number
+
+SUMMARY = Path("results/summary/summary.md")
+STALE_AFTER = 30.0  # seconds without an update; jobs rewrite their file each second
+REDRAW = 1.0  # seconds between two looks at the files
+QUIET = 10.0  # seconds between two blocks where nobody can redraw
+ENDED = ("done", "failed")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "status", help="show how far generation is, or the summary of a finished run"
+    )
+    parser.add_argument("--follow", action="store_true", help="keep the display up to date until all is done")
+    parser.add_argument(
+        "--pid", type=int, help="with --follow: end when this process has ended, whatever the state"
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        default=Path("logs/generate"),
+        help="folder of the status files, default %(default)s",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.follow:
+        follow(arguments.logs, arguments.pid, sys.stdout)
+        return
+    states = look(arguments.logs, time.time())
+    if SUMMARY.exists() and not any(is_active(state) for _, state in states):
+        print(summary_table(SUMMARY.read_text(encoding="utf-8")))
+    else:
+        print("\n".join(table(states)))
+
+
+def summary_table(text: str) -> str:
+    """The first table in summary.md."""
+    lines = text.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("|"))
+    end = next((at for at in range(start, len(lines)) if not lines[at].startswith("|")), len(lines))
+    return "\n".join(lines[start:end])
+
+
+# --- what the files say ------------------------------------------------------------------------------------------
+
+
+def look(logs: Path, now: float) -> list[tuple[Progress, str]]:
+    """Progress and state of every dataset, by name. The state is that of the file, or `stopped` if its job is gone."""
+    found = []
+    for path in sorted(logs.glob("*.status.json")):
+        try:
+            progress = read_progress(path)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise EyasError(f"{path}: not a status file ({error}); delete it") from None
+        if progress is not None:
+            found.append((progress, state(progress, now)))
+    return found
+
+
+def state(progress: Progress, now: float) -> str:
+    """The state to show."""
+    if progress.state in ENDED:
+        return progress.state
+    gone = progress.host == socket.gethostname() and not is_alive(progress.pid)
+    return "stopped" if gone or now - progress.updated > STALE_AFTER else progress.state
+
+
+def is_active(state: str) -> bool:
+    return state not in (*ENDED, "stopped")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host runs; one that has ended but was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+# --- how it looks ------------------------------------------------------------------------------------------------
+
+
+def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
+    """Aligned lines: a head, a row for each dataset, and the total of several."""
+    if not states:
+        return ["No generation has started here yet."]
+    heads = [
+        "dataset",
+        "state",
+        "done/planned",
+        "accepted",
+        "tokens",
+        "tok/s",
+        "in flight",
+        "queued",
+        "KV",
+        "to go",
+    ]
+    rows = [_row(progress, shown) for progress, shown in states]
+    if len(rows) > 1:
+        rows.append(_total(states))
+    # Servers without a load endpoint leave columns empty; those are not shown.
+    kept = [at for at in range(len(heads)) if at < 2 or any(row[at] for row in rows)]
+    cells = [[row[at] or ("–" if at >= 2 else "") for at in kept] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join(left + right).rstrip())
+    notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
+    return lines + notes
+
+
+def _row(progress: Progress, shown: str) -> list[str]:
+    active = is_active(shown)
+    return [
+        progress.dataset,
+        shown,
+        f"{number(progress.done)}/{number(progress.planned)}",
+        "" if progress.accepted is None else number(progress.accepted),
+        number(progress.tokens),
+        number(progress.rate, 1) if active else "",
+        number(progress.in_flight) if active else "",
+        "" if progress.queued is None or not active else number(progress.queued),
+        "" if progress.kv_use is None or not active else f"{progress.kv_use:.0%}",
+        remaining(progress.eta) if active else "",
+    ]
+
+
+def _total(states: Sequence[tuple[Progress, str]]) -> list[str]:
+    all_of = [progress for progress, _ in states]
+    active = [progress for progress, shown in states if is_active(shown)]
+    accepted = [progress.accepted for progress in all_of if progress.accepted is not None]
+    return [
+        "total",
+        "",
+        f"{number(sum(one.done for one in all_of))}/{number(sum(one.planned for one in all_of))}",
+        number(sum(accepted)) if len(accepted) == len(all_of) else "",
+        number(sum(one.tokens for one in all_of)),
+        number(sum(one.rate for one in active), 1) if active else "",
+        number(sum(one.in_flight for one in active)) if active else "",
+        "",
+        "",
+        "",
+    ]
+
+
+def remaining(eta: tuple[float, float, float] | None) -> str:
+    """The expected time to go, with its interval in the same unit."""
+    if eta is None:
+        return ""
+    low, expected, high = eta
+    size, unit, digits = (
+        (1, "s", 0) if expected < 60 else (60, "min", 0) if expected < 3600 else (3600, "h", 1)
+    )
+    return f"{expected / size:.{digits}f} {unit} ({low / size:.{digits}f}–{high / size:.{digits}f})"
+
+
+# --- following ---------------------------------------------------------------------------------------------------
+
+
+def follow(
+    logs: Path,
+    pid: int | None,
+    out: TextIO,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Shows the table until every dataset is done or failed or, with `pid`, until that process has ended.
+
+    On a terminal it redraws in place. Elsewhere it prints a block when something has changed, at most every 10 s, and
+    the last state at the end.
+    """
+    show = _Redraw(out) if out.isatty() else _Blocks(out)
+    while True:
+        # Asked before looking, so that the last look sees what the process wrote last.
+        ended = pid is not None and not is_alive(pid)
+        states = look(logs, clock())
+        if pid is None:
+            ended = bool(states) and all(shown in ENDED for _, shown in states)
+        show(table(states), clock(), last=ended)
+        if ended:
+            return
+        sleep(REDRAW)
+
+
+class _Redraw:
+    """Draws over the lines that it drew before; what scrolls or wraps could not be drawn over, so it is cut."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._drawn = 0
+
+    def __call__(self, lines: list[str], now: float, last: bool) -> None:
+        size = shutil.get_terminal_size()
+        visible = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        self._out.write(f"{up}\r" + "".join(f"{line}\x1b[K\n" for line in visible) + "\x1b[J")
+        self._out.flush()
+        self._drawn = len(visible)
+
+
+class _Blocks:
+    """Prints lines that differ from the last ones."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._printed: list[str] = []
+        self._at = float("-inf")
+
+    def __call__(self, lines: list[str], now: float, last: bool) -> None:
+        if lines == self._printed or not (last or now - self._at >= QUIET):
+            return
+        separator = "\n" if self._printed else ""
+        self._out.write(separator + "\n".join(lines) + "\n")
+        self._out.flush()
+        self._printed, self._at = lines, now

@@ -1,0 +1,337 @@
+"""The `eyas` command: its errors are one line, its display tells the truth, and it starts fast."""
+
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import eyas.cli
+from eyas.cli import status
+from eyas.errors import EyasError
+from eyas.progress import Progress, write_progress
+
+NOW = 1_700_000_000.0
+
+
+def progress(dataset="A", **fields):
+    values = {
+        "state": "generating",
+        "planned": 1000,
+        "done": 400,
+        "tokens": 123_456,
+        "rate": 88.8,
+        "in_flight": 6,
+        "eta": (500.0, 600.0, 900.0),
+        "updated": NOW,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    return Progress(dataset=dataset, **(values | fields))
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return tmp_path / "logs" / "generate"
+
+
+def put(logs, *all_of):
+    for one in all_of:
+        write_progress(logs / f"{one.dataset}.status.json", one)
+
+
+def ended_process():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+class Terminal(io.StringIO):
+    """Where one can redraw."""
+
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Time that passes only when someone sleeps; `at` says what happens at which second."""
+
+    def __init__(self, at):
+        self.now, self.at = NOW, at
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.now < NOW + 100, "follow does not end"
+        self.at.get(round(self.now - NOW), lambda: None)()
+
+
+# --- main --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(EyasError("no such thing; do this"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_errors_are_one_line_and_have_a_status(monkeypatch, capsys, error, code):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(status, "look", fail)
+    assert eyas.cli.main(["status"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == ("eyas: error: no such thing; do this\n" if code == 1 else "")
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    """A pipe whose reader has gone; the output is far larger than its buffer."""
+    put(tmp_path / "logs", *(progress(f"dataset_{n:04}") for n in range(2000)))
+    command = f'"{sys.executable}" -c "import eyas.cli; raise SystemExit(eyas.cli.main())" status --logs logs | head -1'
+    shell = ["bash", "-c", f"set -o pipefail; {command}"]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("dataset")
+
+
+def test_starting_loads_nothing_heavy():
+    code = "import sys, eyas.cli; eyas.cli.parser(); print({'pandas', 'pyarrow', 'numpy', 'aiohttp'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_every_subcommand_says_what_it_does(capsys):
+    with pytest.raises(SystemExit):
+        eyas.cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert re.search(r"^ +status +\S", text, re.M)
+    assert re.search(r"^ +plugins +\S", text, re.M)
+
+
+# --- status ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_how_far_a_dataset_is(logs):
+    put(logs, progress(accepted=390))
+    head, row = status.table(status.look(logs, NOW))
+    assert head.split() == [
+        "dataset",
+        "state",
+        "done/planned",
+        "accepted",
+        "tokens",
+        "tok/s",
+        "in",
+        "flight",
+        "to",
+        "go",
+    ]
+    assert row.split() == [
+        "A",
+        "generating",
+        "400/1,000",
+        "390",
+        "123,456",
+        "88.8",
+        "6",
+        "10",
+        "min",
+        "(8–15)",
+    ]
+
+
+def test_columns_line_up_and_add_up(logs):
+    put(
+        logs,
+        progress(),
+        progress("a_longer_name", state="done", done=1000, tokens=1_000_000, in_flight=0, rate=0),
+    )
+    lines = status.table(status.look(logs, NOW))
+    assert [line.split()[0] for line in lines] == ["dataset", "A", "a_longer_name", "total"]
+    assert len({line.index("/1,000") for line in lines[1:3]}) == 1
+    assert "1,400/2,000" in lines[3]
+    assert "1,123,456" in lines[3]
+    assert "88.8" in lines[3]
+
+
+def test_what_the_server_does_not_tell_has_no_column(logs):
+    put(logs, progress())
+    assert "queued" not in status.table(status.look(logs, NOW))[0]
+    put(logs, progress(queued=3, kv_use=0.87))
+    head, row = status.table(status.look(logs, NOW))
+    assert head.split()[-4:] == ["queued", "KV", "to", "go"]
+    assert row.split()[6:8] == ["3", "87%"]
+
+
+def test_a_dead_or_silent_job_is_stopped(logs):
+    put(
+        logs,
+        progress("alive"),
+        progress("dead", pid=ended_process()),
+        progress("elsewhere", pid=ended_process(), host="another-node"),
+        progress("silent", host="another-node", updated=NOW - 31),
+        progress("finished", state="done", pid=ended_process(), updated=NOW - 9999),
+    )
+    states = {one.dataset: shown for one, shown in status.look(logs, NOW)}
+    assert states == {
+        "alive": "generating",
+        "dead": "stopped",
+        "elsewhere": "generating",
+        "silent": "stopped",
+        "finished": "done",
+    }
+
+
+def test_a_process_that_nobody_waited_for_is_not_alive():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 10
+    while status.is_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not status.is_alive(process.pid)
+    process.wait()
+    assert status.is_alive(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("eta", "text"),
+    [
+        (None, ""),
+        ((5, 9, 20), "9 s (5–20)"),
+        ((3000, 3500, 4200), "58 min (50–70)"),
+        ((7200, 9000, 18000), "2.5 h (2.0–5.0)"),
+    ],
+)
+def test_time_to_go_has_one_unit(eta, text):
+    assert status.remaining(eta) == text
+
+
+def test_messages_stand_below_the_table(logs):
+    put(logs, progress(state="failed", message="the server does not answer"))
+    assert status.table(status.look(logs, NOW))[-1] == "A: the server does not answer"
+
+
+def test_a_damaged_status_file_is_named(logs):
+    put(logs, progress())
+    (logs / "B.status.json").write_text("{")
+    with pytest.raises(EyasError, match=r"B\.status\.json: not a status file .* delete it"):
+        status.look(logs, NOW)
+
+
+def test_nothing_yet_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert eyas.cli.main(["status"]) == 0
+    assert capsys.readouterr().out == "No generation has started here yet.\n"
+
+
+def test_a_finished_run_shows_its_summary_and_a_running_one_itself(tmp_path, logs, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status.SUMMARY.parent.mkdir(parents=True)
+    status.SUMMARY.write_text(
+        "# Summary\n\n| dataset | n |\n| ------- | -: |\n| A | 1 |\n\n- text\n\n| b |\n"
+    )
+    put(logs, progress(state="done"))
+    eyas.cli.main(["status"])
+    assert capsys.readouterr().out == "| dataset | n |\n| ------- | -: |\n| A | 1 |\n"
+    put(logs, progress(updated=time.time()))
+    eyas.cli.main(["status"])
+    assert capsys.readouterr().out.startswith("dataset  state")
+
+
+# --- follow ------------------------------------------------------------------------------------------------------
+
+
+def test_following_ends_when_all_datasets_have(logs):
+    put(logs, progress(), progress("B", state="failed"))
+    out, clock = io.StringIO(), Clock({3: lambda: put(logs, progress(state="done", done=1000))})
+    status.follow(logs, None, out, clock, clock.sleep)
+    assert clock.now == NOW + 3
+    assert "1,000/1,000" in out.getvalue().split("\n\n")[-1]
+
+
+def test_following_a_process_outlives_the_datasets_that_exist(logs):
+    """With --pid, other datasets may yet begin: all being done ends nothing."""
+    put(logs, progress(state="done"))
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+    def end():
+        process.communicate()
+
+    out, clock = io.StringIO(), Clock({2: lambda: put(logs, progress("B")), 4: end})
+    status.follow(logs, process.pid, out, clock, clock.sleep)
+    assert clock.now == NOW + 4
+    assert "B" in out.getvalue()
+
+
+def test_without_a_terminal_only_changes_are_printed_and_not_often(logs):
+    put(logs, progress(done=0, eta=None))
+    changes = {second: lambda n=second: put(logs, progress(done=n, eta=None)) for second in range(1, 15)}
+    out, clock = io.StringIO(), Clock(changes | {28: lambda: put(logs, progress(state="done", done=28))})
+    status.follow(logs, None, out, clock, clock.sleep)
+    blocks = out.getvalue().split("\n\n")
+    assert [re.search(r"(\d+)/1,000", block)[1] for block in blocks] == ["0", "10", "14", "28"]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_is_redrawn_in_place(logs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "24")
+    put(logs, progress(), progress("B"))
+    done = [progress(state="done"), progress("B", state="done")]
+    out, clock = Terminal(), Clock({1: lambda: put(logs, *done)})
+    status.follow(logs, None, out, clock, clock.sleep)
+    first, second = out.getvalue().split("\x1b[4A")
+    assert first.count("\n") == second.count("\n") == 4
+    assert all(len(re.sub(r"\x1b\[\w|\r", "", line)) < 40 for line in out.getvalue().splitlines())
+
+
+# --- plugins -----------------------------------------------------------------------------------------------------
+
+PLUGIN = '''
+from msgspec import Struct
+from eyas import hookimpl
+from eyas.plugins import Check
+
+class Options(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int
+    words: list[str] = []
+    share: float = 0.5
+
+class Shouting(Check):
+    """Finds answers in capitals.
+
+    More about it.
+    """
+    name = "shouting"
+    Options = Options
+
+    def faults(self, response, split):
+        return ()
+
+@hookimpl
+def register_checks(register):
+    register(Shouting)
+'''
+
+
+def test_plugins_are_listed_with_purpose_origin_and_options(tmp_path, capsys):
+    path = tmp_path / "shouting.py"
+    path.write_text(PLUGIN)
+    assert eyas.cli.main(["plugins", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        f"check shouting  ({path})\n    Finds answers in capitals.\n"
+        "    limit  required\n    words  default []\n    share  default 0.5\n"
+    ) in text
+    assert "source glaive  (built-in)\n" in text
+
+
+def test_a_missing_plugin_file_is_named(capsys):
+    assert eyas.cli.main(["plugins", "nowhere.py"]) == 1
+    assert capsys.readouterr().err.startswith("eyas: error: plugins: nowhere.py does not exist")
