@@ -32,7 +32,7 @@ from eyas.records import Delivery, Outcome, Prompt, Reply, Response
 from eyas.render import Refused, Renderer, render_hash, render_identity
 from eyas.request import Hasher, seed_of
 from eyas.timing import Timing, TimingWriter
-from eyas.validate import Judge
+from eyas.judge import Judge
 
 if TYPE_CHECKING:
     from eyas.server.lease import Lease

@@ -28,7 +28,6 @@ EXPORTS = [
     for exporter in CONFIG.exports
     for side in ("train", "eval")
 ]
-]
 
 
 wildcard_constraints:
@@ -68,20 +67,28 @@ def of_all(pattern):
     return expand(pattern, dataset=sorted(DATASETS))
 
 
-PROGRAM = f"PYTHONPATH={{resources.root:q}} python -P {{resources.root:q}}/scripts"
-PLUGINS = json.dumps(list(STAGES.plugin_files))
+# Programs run from the checkout, by the python of the rule's env if Snakemake deploys one, else by Snakemake's own.
+CODE = {
+    "root": str(ROOT),
+    "python": (
+        "python" if workflow.deployment_settings.deployment_method else sys.executable
+    ),
+    "plugins": json.dumps(list(STAGES.plugin_files)),
+}
+PROGRAM = (
+    "PYTHONPATH={resources.root:q} {resources.python:q} -P {resources.root:q}/scripts"
+)
 
 
 def failure_report():
     """Which jobs failed, why, where their logs are, and how to go on."""
-    jobs = failed_jobs(Path("logs"))
-    lines = [f"  {log}: {reason}" for log, reason in jobs]
-    return "\n".join(
-        [
-            "",
-            "These jobs failed:",
-            *lines,
-            "Nothing finished is lost. To go on, run the same command again.",
-            "",
-        ]
+    jobs = [f"  {log}: {reason}" for log, reason in failed_jobs(Path("logs"))]
+    reasons = (
+        ["These jobs failed:", *jobs]
+        if jobs
+        else ["A job failed before it could say why; see above."]
     )
+    advice = (
+        "Nothing finished is lost. To go on, mend that and run the same command again."
+    )
+    return "\n".join(["", *reasons, advice, ""])

@@ -16,8 +16,7 @@ rule export:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
-        plugins=PLUGINS,
+        **CODE,
     params:
         settings=lambda wildcards: canonical(STAGES.export(wildcards.exporter)),
         code=lambda wildcards: code_digest(

@@ -21,8 +21,8 @@ rule generate:
     # An HTTP client needs no core: while one dataset drains its long tail, the next fills the server.
     threads: 0
     resources:
+        **CODE,
         llm=1,
-        root=str(ROOT),
         access=canonical(STAGES.access()),
         journal=lambda wildcards: f"{CONFIG.journal}/{wildcards.dataset}",
     params:

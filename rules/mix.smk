@@ -12,7 +12,7 @@ rule mix:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
+        **CODE,
     params:
         settings=settings("mix"),
         code=code("mix"),

@@ -16,8 +16,7 @@ rule prompts_of_dataset:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
-        plugins=PLUGINS,
+        **CODE,
     params:
         settings=settings("prompts"),
         names=source_names,

@@ -7,7 +7,7 @@ rule serve:
     conda:
         "../envs/generate.yaml"
     resources:
-        root=str(ROOT),
+        **CODE,
         access=canonical(STAGES.access()),
     shell:
         "exec env " + PROGRAM + "/serve.py"

@@ -17,7 +17,7 @@ rule stats_of_dataset:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
+        **CODE,
     params:
         code=code("stats"),
     shell:

@@ -24,7 +24,7 @@ rule summary:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
+        **CODE,
     params:
         settings=settings("summary"),
         code=code_digests(STAGES),

@@ -19,7 +19,7 @@ rule train_of_dataset:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
+        **CODE,
     params:
         settings=settings("train"),
         code=code("train"),

@@ -15,8 +15,7 @@ rule validate:
     conda:
         "../envs/data.yaml"
     resources:
-        root=str(ROOT),
-        plugins=PLUGINS,
+        **CODE,
     params:
         settings=settings("validate"),
         code=code("validate"),
