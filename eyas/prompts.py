@@ -1,8 +1,8 @@
 """The prompts stage: dataset rows become conversation openings in the one order that every later file keeps.
 
-The order is that of sha256("seed:key"), so a row count takes the first n, growing it appends, and rows inserted into a
-source file change the place of no other prompt. Sorting is left to a temporary SQLite file: memory stays flat however
-many rows there are.
+The order is that of sha256("seed:key"), so a row count takes the first n, growing it appends, and rows
+inserted into a source file change the place of no other prompt. Sorting is left to a temporary SQLite file:
+memory stays flat however many rows there are.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def prompts(
 ) -> PromptsReport:
     """Writes the prompts of `files` to `out` and what became of their rows to `report`.
 
-    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a row that
-    does not fit the source, and if there is no usable row at all.
+    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a
+    row that does not fit the source, and if there is no usable row at all.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     skipped: Counter[str] = Counter()
@@ -156,8 +156,9 @@ def _parse(source: Source, row: dict[str, Any], where: str) -> Conversation | Sk
 def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
     """The source's id, else the row's hash and how many identical rows came before it.
 
-    An id that has been seen before is extended by the row's hash and counted likewise. So a repeated id keeps all rows
-    apart, and an inserted row renumbers nothing, except that the plain id belongs to the first usable row that has it.
+    An id that has been seen before is extended by the row's hash and counted likewise. So a repeated id keeps
+    all rows apart, and an inserted row renumbers nothing, except that the plain id belongs to the first
+    usable row that has it.
     """
     if identity and not sorter.count(identity):
         return identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from eyas.config import PromptsSettings
 from eyas.errors import EyasError
 from eyas.plugins import Conversation, NoOptions, Skip, Source
-from eyas.prompts import PromptsReport, group, opening, prompts
+from eyas.prompts import PromptsReport, _Sorter, group, opening, prompts
 from eyas.recordfile import read_records
 from eyas.records import Message, Origin, Prompt
 from eyas.sources.glaive import Glaive
@@ -108,8 +109,8 @@ def by_key(rows: list[Row]) -> dict[str, tuple[list[Message], str]]:
 @given(SOME_ROWS, SOME_ROWS, st.data())
 def test_inserted_rows_renumber_nothing(rows, inserted, data):
     at = data.draw(st.integers(0, len(rows)))
-    # The plain id belongs to the first row that has it, so an inserted row must not claim an id of a later row.
-    taken = {row["id"] for row in rows[at:] if "id" in row}
+    # The plain id belongs to the first row that has it, so an inserted row must not come before that one.
+    taken = {row["id"] for row in rows[at:] if "id" in row} - {row.get("id") for row in rows[:at]}
     inserted = [row for row in inserted if row.get("id") not in taken]
     before, after = by_key(rows), by_key(rows[:at] + inserted + rows[at:])
     assert len(before) == len(rows) and len(after) == len(rows) + len(inserted)
@@ -139,6 +140,20 @@ def test_order_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path):
     assert texts[1] != texts[2]
     random.Random(7).shuffle(rows)
     assert [prompt.messages for prompt in run(tmp_path, rows, rows=20, seed=1)[0]] == texts[1]
+
+
+def test_a_small_row_count_of_many_keeps_few_on_disk(tmp_path, monkeypatch):
+    held = []
+    add = _Sorter.add
+
+    def watched(self, rank, prompt):
+        add(self, rank, prompt)
+        held.append(self._database.execute("SELECT count(*) FROM prompts").fetchone()[0])
+
+    monkeypatch.setattr(_Sorter, "add", watched)
+    found, _ = run(tmp_path, questions(*map(str, range(500))), rows=10)
+    assert len(found) == 10 and len(held) == 500
+    assert max(held) <= 20
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path):
@@ -269,6 +284,16 @@ def test_a_dataset_without_a_usable_row_is_an_error_with_the_reasons(tmp_path, r
     reasons = "2 × first user turn is empty" if rows else "there are no rows"
     with pytest.raises(EyasError, match=rf"dataset demo: no usable row in part0\.jsonl \({reasons}\)"):
         run(tmp_path, rows)
+
+
+def test_a_full_disk_is_one_clear_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, rank, prompt):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(_Sorter, "add", full)
+    with pytest.raises(EyasError, match=r"results: cannot sort .*disk is full\); free disk space"):
+        run(tmp_path, questions("a"))
+    assert list((tmp_path / "results").iterdir()) == []
 
 
 # --- demo data ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Reads dataset files row by row: JSON Lines, JSON array or Parquet; the JSON kinds plain, gzipped or zstd-compressed.
+"""Reads dataset files row by row: JSON Lines, JSON array or Parquet; JSON plain, gzipped or as zstd.
 
-What a file is, is decided by its first bytes, for public files are often named wrongly. NaN and Infinity, which pandas
-writes into JSON, are accepted everywhere, as Parquet has them too.
+What a file is, is decided by its first bytes, for public files are often named wrongly. NaN and Infinity,
+which pandas writes into JSON, are accepted everywhere, as Parquet has them too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompts of glaiveai/glaive-function-calling-v2: dialogues with function calls, as one text per row.
 
-Columns per the dataset card and the anyscale templates' `preprocessing.py`. The text is not machine-made throughout, so
-each habit of it is met where it is met below.
+Columns per the dataset card and the anyscale templates' `preprocessing.py`. The text is not machine-made
+throughout, so each habit of it is met where it is met below.
 """
 
 from __future__ import annotations

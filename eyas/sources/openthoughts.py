@@ -11,8 +11,9 @@ from eyas.sources.chat import messages
 class OpenThoughts(Source):
     """Mathematics, code and science of OpenThoughts-114k and OpenThoughts3-1.2M.
 
-    The `system` column of 114k is left out: it demands `<|begin_of_thought|>` marks, and the target would imitate that
-    reasoning format in place of its own. OpenThoughts3 repeats every question sixteen times; the repeats stay distinct.
+    The `system` column of 114k is left out: it demands `<|begin_of_thought|>` marks, and the target would
+    imitate that reasoning format in place of its own. OpenThoughts3 repeats every question sixteen times; the
+    repeats stay distinct.
     """
 
     name = "openthoughts"
