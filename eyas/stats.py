@@ -15,9 +15,9 @@ import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
+from eyas.columns import read_columns
 from eyas.errors import EyasError
 from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
@@ -233,26 +233,14 @@ def tabulate(path: Path) -> Verdicts:
     decided = 0
     counts: dict[str, dict[str, list[int]]] = {name: {} for name in LISTS}
     parts = []
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=[*COLUMNS, "key", "turn", "sample", *LISTS]):
-                units.update(
-                    zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True)
-                )
-                blamed = pc.greater(pc.list_value_length(batch["reasons"]), 0)
-                decided += pc.sum(pc.xor(batch["accepted"], blamed)).as_py() or 0
-                for name in LISTS:
-                    _count(batch[name], batch["output_tokens"], counts[name])
-                parts.append(batch.select(COLUMNS))
-            table = pa.Table.from_batches(
-                parts, schema=pa.schema([file.schema_arrow.field(c) for c in COLUMNS])
-            )
-    except FileNotFoundError:
-        raise EyasError(f"{path}: missing; run `snakemake` to build it") from None
-    except (pa.ArrowException, KeyError) as error:
-        raise EyasError(
-            f"{path}: not a table of verdicts ({error}); delete it and run again to rebuild it"
-        ) from None
+    for batch in read_columns(path, [*COLUMNS, "key", "turn", "sample", *LISTS]):
+        units.update(zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True))
+        blamed = pc.greater(pc.list_value_length(batch["reasons"]), 0)
+        decided += pc.sum(pc.xor(batch["accepted"], blamed)).as_py() or 0
+        for name in LISTS:
+            _count(batch[name], batch["output_tokens"], counts[name])
+        parts.append(batch.select(COLUMNS))
+    table = pa.Table.from_batches(parts)
     tallies = {
         name: {
             reason: Tally(rows=rows, tokens=tokens) for reason, (rows, tokens) in sorted(counts[name].items())

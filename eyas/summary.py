@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from eyas.columns import read_columns
 from eyas.config import SummarySettings
 from eyas.errors import EyasError
 from eyas.hours import Throughput, throughput
@@ -95,13 +96,8 @@ def _write(path: Path, content: bytes) -> None:
 
 def read_timing(path: Path) -> pd.DataFrame:
     """One row per delivered reply: server, started, finished, output_tokens, used."""
-    try:
-        table: pd.DataFrame = pq.read_table(path, columns=TIMING_COLUMNS).to_pandas()
-        return table
-    except FileNotFoundError:
-        raise EyasError(f"{path}: missing; run `snakemake` to build it") from None
-    except pa.ArrowException as error:
-        raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+    table: pd.DataFrame = pa.Table.from_batches(read_columns(path, TIMING_COLUMNS)).to_pandas()
+    return table
 
 
 def read_mix(path: Path) -> MixReport | None:

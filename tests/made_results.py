@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Verdict
+from eyas.timing import Timing, TimingWriter
+from eyas.verdicts import write_verdicts
 
 SHA = "ab" * 32
 START = 1_700_000_000.0
@@ -36,28 +37,6 @@ def verdict(key: str, output: int, *, reasons: tuple[str, ...] = (), **fields: o
         output_tokens=output,
         **values,
     )
-
-
-def write_verdicts(path: Path, verdicts: list[Verdict]) -> None:
-    rows = [msgspec.to_builtins(one) for one in verdicts]
-    schema = pa.schema(
-        [
-            ("key", pa.string()),
-            ("turn", pa.int32()),
-            ("sample", pa.int32()),
-            ("accepted", pa.bool_()),
-            ("reasons", pa.list_(pa.string())),
-            ("marks", pa.list_(pa.string())),
-            ("truncated", pa.bool_()),
-            ("constrained", pa.bool_()),
-            ("reasoning_state", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("reasoning_tokens", pa.int32()),
-            ("answer_tokens", pa.int32()),
-            ("output_tokens", pa.int32()),
-        ]
-    )
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def write_dataset(
@@ -103,18 +82,21 @@ def write_dataset(
     # These stages read no responses, only their number.
     write_records(folder / "responses.jsonl.zst", answered)
     write_verdicts(folder / "verdicts.parquet", verdicts)
-    begin = start + np.arange(len(verdicts)) // at_once * seconds
-    timing = {
-        "request": pa.array([f"r{at}" for at in range(len(verdicts))]),
-        "attempt": pa.array([1] * len(verdicts), pa.int32()),
-        "server": pa.array([server] * len(verdicts)),
-        "started": pa.array(begin),
-        "finished": pa.array(begin + seconds),
-        "prompt_tokens": pa.array([v.prompt_tokens for v in verdicts], pa.int32()),
-        "output_tokens": pa.array([v.output_tokens for v in verdicts], pa.int32()),
-        "used": pa.array([True] * len(verdicts)),
-    }
-    pq.write_table(pa.table(timing), folder / "timing.parquet")
+    with TimingWriter(folder / "timing.parquet") as timing:
+        for at, one in enumerate(verdicts):
+            begin = start + at // at_once * seconds
+            timing.write(
+                Timing(
+                    request=f"r{at}",
+                    attempt=1,
+                    server=server,
+                    started=begin,
+                    finished=begin + seconds,
+                    prompt_tokens=one.prompt_tokens,
+                    output_tokens=one.output_tokens,
+                    used=True,
+                )
+            )
     accepted = [v.key for v in verdicts if v.accepted]
     pq.write_table(pa.table({"id": accepted}), folder / "train.parquet")
     return folder

@@ -7,12 +7,13 @@ import statistics
 
 import msgspec
 import pytest
-from made_results import verdict, write_dataset, write_verdicts
+from made_results import verdict, write_dataset
 
 from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Outcome
 from eyas.stats import Tally, bin_edges, read_stats, stats
+from eyas.verdicts import write_verdicts
 
 VERDICTS = [
     verdict("a", 10),

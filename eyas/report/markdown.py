@@ -72,6 +72,10 @@ def totals(total: Part) -> str:
         f"while the server was full, {number(rates.drain.tokens_per_second, 1)} in the drain; "
         f"at most {number(rates.peak_in_flight)} requests in flight",
     ]
+    if total.constrained:
+        lines.append(
+            f"- {number(total.constrained)} responses were shaped by a grammar, so they are off-policy"
+        )
     if total.budget_tokens is not None:
         lines.append(
             f"- {percent(total.budget_use)} of the budget of {number(total.budget_tokens)} accepted tokens"
