@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from eyas.config import Stages
+from eyas.plugins import BUILT_IN
 
 PACKAGE = Path(__file__).parent
 STAGES = ("prompts", "generate", "validate", "stats", "train", "mix", "export", "summary")
@@ -22,7 +24,6 @@ TRANSPORT = frozenset(
     {
         "eyas",
         "eyas.errors",
-        "eyas.plugins",  # finds plugins; the selected ones are digested one by one
         "eyas.progress",
         "eyas.server",
         "eyas.server.lease",
@@ -40,11 +41,8 @@ def _path(module: str) -> Path | None:
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """Names of the eyas modules that `module` imports anywhere in its text, functions included."""
-    path = _path(module)
-    if path is None:
-        return frozenset()
+def imports(path: Path) -> frozenset[str]:
+    """Names of the eyas modules that a file imports anywhere in its text, functions included."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
@@ -60,36 +58,49 @@ def imports(module: str) -> frozenset[str]:
 
 
 @cache
-def closure(stage: str) -> frozenset[str]:
-    """The modules that decide the output of `eyas.<stage>`: what it imports, directly or not, minus TRANSPORT."""
+def closure(module: str) -> frozenset[str]:
+    """The eyas modules that `module` is made of: itself and what it imports, directly or not, minus TRANSPORT."""
+    return _closure([module])
+
+
+def _closure(start: Iterable[str]) -> frozenset[str]:
     seen: set[str] = set()
-    todo = [f"eyas.{stage}"]
+    todo = list(start)
     while todo:
         module = todo.pop()
-        if module in seen or module in TRANSPORT:
+        path = _path(module)
+        if path is None or module in seen or module in TRANSPORT:
             continue
         seen.add(module)
-        todo += imports(module)
+        todo += imports(path)
     return frozenset(seen)
 
 
 @cache
 def module_digest(module: str) -> str:
-    """SHA-256 of a module's bytes."""
+    """SHA-256 of a module's bytes; of a package, its data files too."""
     path = _path(module)
     assert path is not None, module
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    total = hashlib.sha256(path.read_bytes())
+    if path.name == "__init__.py":
+        for data in sorted(path.parent.glob("*.j2")):
+            total.update(data.name.encode() + data.read_bytes())
+    return total.hexdigest()
 
 
 def code_digest(stages: Stages, stage: str, dataset: str | None = None, exporter: str | None = None) -> str:
     """One digest over (name, bytes) of the stage's modules and of each plugin that it uses; no absolute paths."""
-    total = hashlib.sha256()
-    for module in sorted(closure(stage)):
-        total.update(f"{module} {module_digest(module)}\n".encode())
+    modules = set(closure(f"eyas.{stage}"))
+    strangers: list[str] = []
     for kind, name in stages.plugins(stage, dataset, exporter):
         found = stages.registry.find(kind, name, stage)
-        total.update(f"{kind} {name} {found.digest}\n".encode())
-    return total.hexdigest()[:16]
+        if found.origin == BUILT_IN:
+            modules |= closure(found.cls.__module__)
+        else:
+            strangers.append(f"{kind} {name} {found.digest}")
+            modules |= _closure(imports(Path(found.origin))) if Path(found.origin).is_file() else set()
+    lines = [*(f"{module} {module_digest(module)}" for module in sorted(modules)), *strangers]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def code_digests(stages: Stages) -> str:

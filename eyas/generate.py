@@ -25,6 +25,7 @@ from eyas.budget import Budget
 from eyas.config import AccessSettings, GenerateSettings
 from eyas.errors import EyasError
 from eyas.journal import Answered, AnyEntry, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
+from eyas.judge import Judge
 from eyas.plugins import Engine, GenerateRequest, Reasoning, Registry, Reject, Retry
 from eyas.progress import Progress, write_progress
 from eyas.recordfile import Writer, atomic, read_records, read_seal
@@ -32,7 +33,6 @@ from eyas.records import Delivery, Outcome, Prompt, Reply, Response
 from eyas.render import Refused, Renderer, render_hash, render_identity
 from eyas.request import Hasher, seed_of
 from eyas.timing import Timing, TimingWriter
-from eyas.judge import Judge
 
 if TYPE_CHECKING:
     from eyas.server.lease import Lease
@@ -505,9 +505,11 @@ class _Asking:
     async def _tick(self) -> None:
         progress = self.show.progress
         while True:
-            waiting = progress.planned - progress.done
+            # Who wants no more lends the rest of the ceiling to others.
+            more = self.budget.wants_more() and not self.exhausted
+            demand = progress.planned - progress.done if more else len(self.in_flight)
             progress.in_flight = len(self.in_flight)
-            progress.allowance = await asyncio.to_thread(self.lease.share, len(self.in_flight), waiting)
+            progress.allowance = await asyncio.to_thread(self.lease.share, len(self.in_flight), demand)
             self._rate(progress)
             self.show()
             await asyncio.sleep(TICK)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from eyas.config import ModelConfig, SamplingConfig
 
 GROUP = "eyas"
+BUILT_IN = "built-in"
 BUILTINS = (
     "eyas.sources.glaive",
     "eyas.sources.opencodeinstruct",
@@ -301,7 +302,7 @@ class HookSpecs:
 
 @dataclass(frozen=True)
 class Found:
-    """A registered plugin: its class, where it came from, and a digest that changes when its code does."""
+    """A registered plugin: its class, where it came from, and, for a stranger's, a digest that changes when its code does."""
 
     kind: str
     cls: type[Plugin]
@@ -319,7 +320,7 @@ class Registry:
         origins: dict[str, str] = {}
         for name in BUILTINS:
             self._manager.register(importlib.import_module(name), name=name)
-            origins[name] = "built-in"
+            origins[name] = BUILT_IN
         for entry in importlib.metadata.entry_points(group=GROUP):
             origins[entry.name] = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             try:
@@ -404,10 +405,10 @@ def _load_file(path: Path) -> Any:
 
 
 def _digest(cls: type[Plugin], origin: str) -> str:
-    """Distribution and version for an installed package, else the bytes of the file that defines the class."""
-    if origin != "built-in" and not Path(origin).is_file():
-        return origin
-    return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+    """Distribution and version for an installed package, else the bytes of the plugin file."""
+    if Path(origin).is_file():
+        return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+    return origin
 
 
 @lru_cache(maxsize=4)

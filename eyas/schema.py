@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from eyas.config import Config, DatasetConfig, MixConfig, ModelConfig, SamplingConfig, ServerConfig
-from eyas.plugins import KINDS, Check, Found, registry
+from eyas.plugins import BUILT_IN, KINDS, Check, Found, registry
 
 ROOT = Path(__file__).parent.parent
 SCHEMA, PAGE = ROOT / "schemas" / "config.schema.json", ROOT / "docs" / "config.md"
@@ -98,7 +98,7 @@ def purpose(found: Found) -> str:
 
 
 def _builtins() -> list[Found]:
-    return [found for found in registry().all() if found.origin == "built-in"]
+    return [found for found in registry().all() if found.origin == BUILT_IN]
 
 
 def _policy(found: Found) -> dict[str, Any]:

@@ -8,6 +8,7 @@ rule summary:
         "results/train/train.parquet",
         "results/train/eval.parquet",
         "results/train/mix.json",
+        EXPORTS,
     output:
         json="results/summary/summary.json",
         markdown="results/summary/summary.md",

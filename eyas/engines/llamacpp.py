@@ -42,7 +42,7 @@ from eyas.records import Finish
 
 LAUNCHER = Path(__file__).with_name("llamacpp_launcher.py")
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp reads this seed as "any"
-ANSWER_TIMEOUT = 120.0  # s for a reply of one token, which may wait for long answers in all slots
+ANSWER_TIMEOUT = 600.0  # s for a reply of one token, which may wait for a long answer in every slot
 
 # llama.cpp samples in another order than everyone else (temperature last) and has samplers that others lack. Sent with
 # every request, so that `sampling:` means what it means to SGLang and vLLM, whatever the server's own defaults are.
@@ -157,6 +157,11 @@ class _Tokens(Struct):
 
 
 T = TypeVar("T")
+_NO_ADDRESS = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.MissingSchema,
+)
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:
@@ -278,7 +283,7 @@ class _Api:
                 headers={"Content-Type": "application/json"},
                 timeout=(5.0, ANSWER_TIMEOUT),
             )
-        except requests.exceptions.InvalidURL as error:
+        except _NO_ADDRESS as error:
             raise EyasError(
                 f"server.url: {self._url} is no address ({error}); it looks like http://host:port"
             ) from None

@@ -60,8 +60,11 @@ class _Client:
         self._thread = threading.Thread(target=self._run, name="lease heartbeat", daemon=True)
 
     def __enter__(self) -> _Client:
-        self.state.clients.mkdir(parents=True, exist_ok=True)
-        self.update()
+        try:
+            self.state.clients.mkdir(parents=True, exist_ok=True)
+            self.update()
+        except OSError as error:
+            raise EyasError(f"server.state: cannot write there ({error}); choose another folder") from error
         self._thread.start()
         return self
 
@@ -243,7 +246,7 @@ class _Started:
             [
                 *(model.id, model.revision, model.sha256, model.quantisation),
                 *(model.weight_dtype, model.kv_dtype, model.context),
-                *(self.server.engine, self.server.env),
+                *(engine.name, msgspec.to_builtins(engine.options), self.server.env),
             ]
         )
 

@@ -116,17 +116,18 @@ class State:
         live: dict[str, Heartbeat] = {}
         for path in sorted(self.clients.glob("*.json")):
             if _fresh(path) and _may_run(path.name):
-                with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
                     live[path.name] = msgspec.json.decode(path.read_bytes(), type=Heartbeat)
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
         return live
 
 
 def _fresh(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime < STALE
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

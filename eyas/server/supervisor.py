@@ -82,8 +82,10 @@ class Supervisor:
                         say("nobody uses the server any more")
                         break
                     self.offer()
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     os.utime(self.state.endpoint)
+                except FileNotFoundError:
+                    self.offer()
                 if not all(self._keep(running) for running in self.running):
                     break
                 time.sleep(POLL)
@@ -123,7 +125,9 @@ class Supervisor:
 
 
 def say(text: str) -> None:
-    print(f"[eyas] {text}", flush=True)
+    # A full disk must not end the server.
+    with contextlib.suppress(OSError):
+        print(f"[eyas] {text}", flush=True)
 
 
 def supervise(state: State, plan: Plan, started: int) -> None:

@@ -1,0 +1,544 @@
+"""The lease and the supervisor: one server for many, and none that nobody uses, whatever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from real_model import KEY, MODEL, engine, model_file, running
+
+from eyas.config import AccessSettings, ServerConfig
+from eyas.engines.llamacpp import LlamaCpp, ServerOptions
+from eyas.errors import EyasError
+from eyas.plugins import Engine, Launch
+from eyas.server.lease import Lease, _Client, fair_share, hold
+from eyas.server.state import STALE, Endpoint, Heartbeat, State, write_private
+
+LOG = logging.getLogger("test")
+IDLE = 1.0  # s
+GONE = (
+    6.0  # s in which a server that is not wanted must have gone: idle_timeout, the poll, the engine's own end
+)
+
+
+def access(state: Path, model_path: str | None = None, **server: Any) -> AccessSettings:
+    options = {"name": "llamacpp", "model_file": model_path or str(model_file()), "slots": 2}
+    fields = {"engine": options, "state": str(state), "idle_timeout": IDLE, "start_timeout": 60.0, **server}
+    return AccessSettings(
+        model=msgspec.structs.replace(MODEL, sha256=None), server=ServerConfig(**fields), plugins=[]
+    )
+
+
+def engine_of(settings: AccessSettings) -> LlamaCpp:
+    options = {key: value for key, value in settings.server.engine.items() if key != "name"}
+    return LlamaCpp(ServerOptions(**options), settings.model)
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.05)
+
+
+def command_lines() -> dict[int, str]:
+    lines = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                lines[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+    return lines
+
+
+def engines(model_path: Path) -> list[int]:
+    """Processes that serve `model_path`, which each test names for itself."""
+    return [
+        pid
+        for pid, line in command_lines().items()
+        if "llamacpp_launcher" in line and str(model_path) in line
+    ]
+
+
+def supervisors(state: Path) -> list[int]:
+    return [
+        pid
+        for pid, line in command_lines().items()
+        if "eyas.server.supervisor" in line and str(state) in line
+    ]
+
+
+@pytest.fixture
+def own_model(tmp_path: Path) -> Path:
+    """The model under a name of this test's own, so that its engine processes can be told from all others."""
+    path = tmp_path / "own.gguf"
+    path.symlink_to(model_file().absolute())
+    return path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state folder; whatever a test leaves there is stopped."""
+    path = tmp_path / "state"
+    yield path
+    for pid in supervisors(path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not supervisors(path) and not engines(tmp_path), "the test's server stops")
+
+
+HOLDER = """
+import logging, sys, time
+import msgspec
+from eyas.config import AccessSettings
+from eyas.engines.llamacpp import LlamaCpp, ServerOptions
+from eyas.server.lease import hold
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+access = msgspec.json.decode(sys.argv[1], type=AccessSettings)
+options = {k: v for k, v in access.server.engine.items() if k != "name"}
+with hold(access, LlamaCpp(ServerOptions(**options), access.model), logging.getLogger()) as lease:
+    print("held", *lease.urls, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def holder(settings: AccessSettings) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lease until its stdin ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, msgspec.json.encode(settings).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def urls_of(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        assert process.stderr is not None
+        pytest.fail(process.stderr.read())
+    return line.split()[1:]
+
+
+# --- sharing -----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), st.lists(st.integers(0, 300), min_size=1, max_size=12))
+def test_shares_waste_nothing_and_exceed_nothing(ceiling: int, demands: list[int]) -> None:
+    shares = fair_share(ceiling, demands)
+    assert sum(shares) == min(ceiling, sum(demands))
+    assert all(0 <= share <= demand for share, demand in zip(shares, demands, strict=True))
+    hungry = [share for share, demand in zip(shares, demands, strict=True) if share < demand]
+    if hungry:
+        assert max(shares) - min(hungry) <= 1
+    assert shares == fair_share(ceiling, demands)
+
+
+class Silent(Engine):
+    """An engine whose servers are always fine; for tests that are about clients only."""
+
+    name = "silent"
+
+    def launch(self, python: str) -> list[Launch]:
+        raise AssertionError("nothing may be started here")
+
+    def explain(self, log: str) -> str | None:
+        return None
+
+    def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+        return {"engine": self.name}
+
+    def tokenizer(self, url: str, key: str | None) -> Any:
+        raise NotImplementedError
+
+    async def generate(self, session: Any, url: str, request: Any) -> Any:
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def client(state: Path, ceiling: int = 8) -> Iterator[Lease]:
+    settings = access(state, "none", url="http://127.0.0.1:9", concurrency=ceiling)
+    with hold(settings, Silent({}, MODEL), LOG) as lease:
+        yield lease
+
+
+def pause() -> None:
+    time.sleep(0.21)
+
+
+def test_one_client_alone_gets_what_it_can_use(tmp_path: Path) -> None:
+    with client(tmp_path) as lease:
+        assert lease.share(0, 3) == 3
+        pause()
+        assert lease.share(3, 100) == 8
+
+
+def test_a_client_that_joins_waits_until_the_others_have_drained(tmp_path: Path) -> None:
+    with client(tmp_path) as first, client(tmp_path) as second:
+        assert first.share(0, 100) == 8
+        assert second.share(0, 100) == 0
+        pause()
+        assert first.share(8, 100) == 4
+        pause()
+        assert second.share(0, 100) == 0
+        pause()
+        assert first.share(6, 100) == 4
+        pause()
+        assert second.share(0, 100) == 2
+        pause()
+        assert first.share(4, 100) == 4
+        assert second.share(2, 100) == 4
+
+
+def test_idle_share_is_lent_and_a_client_that_leaves_gives_all_back(tmp_path: Path) -> None:
+    with client(tmp_path) as first:
+        with client(tmp_path) as second:
+            assert second.share(0, 1) == 1
+            assert first.share(0, 100) == 7
+        pause()
+        assert first.share(7, 100) == 8
+
+
+def test_two_clients_that_start_at_once_never_exceed_the_ceiling(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        leases = [stack.enter_context(client(tmp_path)) for _ in range(6)]
+        granted: list[int] = []
+        threads = [
+            threading.Thread(target=lambda lease=lease: granted.append(lease.share(0, 100)))
+            for lease in leases
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(granted) <= 8
+
+
+def test_the_dead_keep_no_share(tmp_path: Path) -> None:
+    with client(tmp_path) as lease:
+        folder = next(tmp_path.glob("*/clients"))
+        beat = Heartbeat(settings="", outstanding=5, granted=5, demand=5)
+        gone = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+        )
+        dead = folder / f"{socket.gethostname()}.{int(gone.stdout)}.aa.json"
+        stale = folder / "elsewhere.1.bb.json"
+        fresh = folder / "elsewhere.2.cc.json"
+        for path in (dead, stale, fresh):
+            write_private(path, beat)
+        old = time.time() - STALE - 1
+        os.utime(stale, (old, old))
+        assert lease.share(0, 100) == 3
+        assert [path.name for path in sorted(folder.glob("elsewhere*"))] == [fresh.name]
+        assert not dead.exists()
+
+
+def test_a_full_disk_does_not_look_like_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(tmp_path)
+    with _Client(state, "") as beating:
+        old = time.time() - 5
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("eyas.server.lease.write_private", full)
+        os.utime(beating.path, (old, old))
+        eventually(lambda: time.time() - beating.path.stat().st_mtime < 2, "the heartbeat goes on", 5)
+
+
+# --- somebody else's server --------------------------------------------------------------------------------------
+
+
+def test_a_missing_key_variable_is_named(tmp_path: Path) -> None:
+    settings = access(tmp_path, "none", url="http://127.0.0.1:9", api_key_env="EYAS_NO_SUCH_KEY")
+    with (
+        pytest.raises(EyasError, match=r"server\.api_key_env: .*EYAS_NO_SUCH_KEY"),
+        hold(settings, Silent({}, MODEL), LOG),
+    ):
+        pass
+
+
+def test_an_address_where_nothing_answers_is_an_error_in_the_end(tmp_path: Path) -> None:
+    settings = access(tmp_path, "none", url="http://127.0.0.1:9", start_timeout=0.5)
+    with (
+        pytest.raises(EyasError, match=r"server\.url: http://127.0.0.1:9 did not generate"),
+        hold(settings, engine_of(settings), LOG),
+    ):
+        pass
+
+
+@pytest.mark.engine
+def test_a_server_of_ones_own_is_inspected_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EYAS_TEST_KEY", KEY)
+    with running(engine()) as url:
+        settings = access(tmp_path, url=[url + "/"], api_key_env="EYAS_TEST_KEY")
+        with hold(settings, engine_of(settings), LOG) as lease:
+            assert (lease.urls, lease.key) == ([url], KEY)
+            assert lease.manifest["slots"] == 2
+            assert lease.healthy()
+            assert not supervisors(tmp_path)
+        engine().inspect(url, KEY)
+    assert not lease.healthy()
+
+
+# --- a server of our own -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_many_starters_share_one_server_and_it_stops_when_idle(state: Path, own_model: Path) -> None:
+    settings = access(
+        state, str(own_model), engine={"name": "llamacpp", "model_file": str(own_model), "processes": 2}
+    )
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(holder(settings)) for _ in range(3)]
+        urls = [urls_of(process) for process in holders]
+        assert urls[0] == urls[1] == urls[2]
+        assert len(set(urls[0])) == 2
+        assert len(engines(own_model)) == 2
+        assert len(supervisors(state)) == 1
+
+        endpoint = State(state).endpoint
+        assert endpoint.stat().st_mode & 0o777 == 0o600
+        key = msgspec.json.decode(endpoint.read_bytes(), type=Endpoint).key
+        assert len(key) > 30
+        assert not [line for line in command_lines().values() if key in line]
+        assert key not in State(state).log.read_text(errors="replace")
+        with hold(settings, engine_of(settings), LOG) as lease:
+            assert lease.key == key
+            assert key not in json.dumps(lease.manifest)
+            assert lease.manifest["processes"] == 2
+            assert lease.healthy()
+        for process in holders[1:]:
+            process.communicate(timeout=10)
+        time.sleep(IDLE + 1)
+        assert len(engines(own_model)) == 2
+        holders[0].communicate(timeout=10)
+    eventually(lambda: not engines(own_model) and not supervisors(state), "an idle server stops", GONE)
+    assert not endpoint.exists()
+    assert not list(State(state).clients.iterdir())
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+def test_kill_minus_nine_of_the_holder_leaves_no_server(state: Path, own_model: Path) -> None:
+    with holder(access(state, str(own_model))) as process:
+        urls_of(process)
+        process.kill()
+        process.wait()
+        assert engines(own_model)
+        eventually(lambda: not engines(own_model) and not supervisors(state), "the server stops", GONE)
+    assert not State(state).endpoint.exists()
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+def test_kill_minus_nine_of_the_supervisor_takes_the_engine_along_and_the_next_holder_starts_anew(
+    state: Path, own_model: Path
+) -> None:
+    settings = access(state, str(own_model))
+    with holder(settings):
+        eventually(lambda: bool(engines(own_model)), "the engine is started")
+        # While it loads it cannot read its stdin: only the kernel can end it.
+        os.kill(supervisors(state)[0], signal.SIGKILL)
+        eventually(lambda: not engines(own_model), "a loading engine dies with its supervisor", 3)
+    with hold(settings, engine_of(settings), LOG) as lease:
+        os.kill(supervisors(state)[0], signal.SIGKILL)
+        eventually(lambda: not engines(own_model), "the engine dies with its supervisor", 3)
+        with pytest.raises(EyasError, match=r"server\.log"):
+            lease.healthy()
+        assert State(state).endpoint.exists()
+        with hold(settings, engine_of(settings), LOG) as again:
+            assert again.healthy()
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_starter_that_dies_while_loading_leaves_no_server(
+    state: Path, own_model: Path, number: int
+) -> None:
+    with holder(access(state, str(own_model), idle_timeout=600.0)) as process:
+        eventually(lambda: bool(engines(own_model)), "the engine is started")
+        process.send_signal(number)
+        process.wait(10)
+        eventually(lambda: not engines(own_model) and not supervisors(state), "the server stops", GONE)
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+def test_a_terminal_that_closes_or_sends_ctrl_c_does_not_reach_the_server(
+    state: Path, own_model: Path
+) -> None:
+    settings = access(state, str(own_model))
+    with hold(settings, engine_of(settings), LOG) as lease:
+        pid = supervisors(state)[0]
+        assert os.getsid(pid) != os.getsid(0)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        time.sleep(0.5)
+        assert lease.healthy()
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+def test_a_crashed_engine_comes_back_at_its_address_a_bounded_number_of_times(
+    state: Path, own_model: Path
+) -> None:
+    settings = access(state, str(own_model), restarts=1)
+    with hold(settings, engine_of(settings), LOG) as lease:
+        first = engines(own_model)
+        # The supervisor must have heard that the server was ready.
+        time.sleep(0.5)
+        os.kill(first[0], signal.SIGSEGV)
+
+        def back() -> bool:
+            return bool(engines(own_model)) and engines(own_model) != first and lease.healthy()
+
+        eventually(back, "the engine is restarted")
+        os.kill(engines(own_model)[0], signal.SIGKILL)
+        eventually(lambda: not supervisors(state), "the supervisor gives up", GONE)
+        with pytest.raises(EyasError, match=r"memory.*server\.log"):
+            lease.healthy()
+
+
+@pytest.mark.engine
+@pytest.mark.fault
+def test_a_crash_while_loading_is_one_clear_sentence_for_all_who_wait(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.gguf").write_bytes(b"garbage" * 1000)
+    settings = access(state, str(tmp_path / "own.gguf"), restarts=5)
+    with pytest.raises(EyasError) as caught, hold(settings, engine_of(settings), LOG):
+        pass
+    message = str(caught.value)
+    assert message.startswith("server.engine.model_file: the file is not a GGUF model; ")
+    assert message.endswith(f"{state}/server.log")
+    assert "\n" not in message
+    eventually(lambda: not supervisors(state), "the supervisor ends", GONE)
+    assert not State(state).endpoint.exists()
+
+
+@pytest.mark.engine
+def test_what_is_wrong_before_the_start_is_said_before_the_start(state: Path, tmp_path: Path) -> None:
+    missing = access(state, str(tmp_path / "none.gguf"))
+    with (
+        pytest.raises(EyasError, match=r"server\.engine\.model_file"),
+        hold(missing, engine_of(missing), LOG),
+    ):
+        pass
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        section = {"name": "llamacpp", "model_file": str(model_file()), "port": taken.getsockname()[1]}
+        settings = access(state, engine=section)
+        with (
+            pytest.raises(EyasError, match=r"server\.engine\.port"),
+            hold(settings, engine_of(settings), LOG),
+        ):
+            pass
+    no_env = access(state, env="/no/such/python")
+    with (
+        pytest.raises(EyasError, match=r"server\.env: /no/such/python"),
+        hold(no_env, engine_of(no_env), LOG),
+    ):
+        pass
+    assert not supervisors(state)
+
+
+@pytest.mark.engine
+def test_a_server_of_other_settings_is_replaced_only_if_nobody_uses_it(state: Path, own_model: Path) -> None:
+    one = access(state, str(own_model), idle_timeout=60.0)
+    other = access(
+        state, idle_timeout=IDLE, engine={"name": "llamacpp", "model_file": str(own_model), "slots": 1}
+    )
+    with hold(one, engine_of(one), LOG) as lease:
+        first = engines(own_model)
+        with (
+            pytest.raises(EyasError, match=r"server\.state: .*other settings"),
+            hold(other, engine_of(other), LOG),
+        ):
+            pass
+        assert lease.healthy()
+    with hold(other, engine_of(other), LOG) as lease:
+        assert lease.manifest["slots"] == 1
+        assert first[0] not in engines(own_model)
+
+
+def test_a_cluster_job_without_gpus_starts_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = access(tmp_path, "none", start_timeout=0.5)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(EyasError, match="snakemake serve"), hold(settings, Silent({}, MODEL), LOG):
+        pass
+    assert "waiting up to 0.5 s for `snakemake serve`" in caplog.text
+    assert not list(tmp_path.glob("server.log"))
+
+
+def test_a_server_that_only_its_own_host_can_reach_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = access(tmp_path, "none")
+    from eyas.server.lease import _Started
+
+    started = _Started(settings, Silent({}, MODEL), LOG)
+    write_private(
+        State(tmp_path).endpoint, Endpoint(["http://127.0.0.1:9"], "k", started.settings, "gpu01", 1)
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with (
+        pytest.raises(EyasError, match=r"server\.engine\.host: .*gpu01"),
+        hold(settings, Silent({}, MODEL), LOG),
+    ):
+        pass
+
+
+SERVE = HOLDER.replace("from eyas.server.lease import hold", "from eyas.server.serve import serve").partition(
+    "with hold"
+)[0]
+
+
+@pytest.mark.engine
+def test_serve_holds_a_server_until_it_is_told_to_end(state: Path, own_model: Path) -> None:
+    settings = access(state, str(own_model))
+    program = SERVE + "serve(access, LlamaCpp(ServerOptions(**options), access.model), logging.getLogger())"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, msgspec.json.encode(settings).decode()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "SLURM_JOB_ID": "7"},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "serving at http://127.0.0.1:" in line and str(State(state).endpoint) in line
+        with hold(settings, engine_of(settings), LOG) as lease:
+            assert lease.urls[0] in line
+        process.terminate()
+        assert process.wait(10) == 0
+    eventually(lambda: not engines(own_model), "the server stops", GONE)
