@@ -366,7 +366,7 @@ class _Asking:
                 if self.budget.reached:
                     return
                 yield None
-            unit = found if found.known else await asyncio.to_thread(self._render, found)
+            unit = found if found.known else await self._rendered(found)
             requests = self.plan.requests(unit)
             pending = _Pending(unit, left=len(requests))
             self.budget.submit(unit.index)
@@ -394,12 +394,24 @@ class _Asking:
         assert entry is not None
         return self.accepts.tokens(place(entry.reply, unit.prompt.key, sample))
 
+    async def _rendered(self, unit: Unit) -> Unit:
+        """The unit with its rendering, for which the server may be needed."""
+        for attempt in range(1, self.server.retries + 2):
+            try:
+                return await asyncio.to_thread(self._render, unit)
+            except Retry as failure:
+                cause = str(failure)
+                await self._pause(attempt)
+        raise EyasError(
+            f"{unit.prompt.key}: the server cannot encode the prompt ({cause}); mend it and run the same command again"
+        )
+
     def _render(self, unit: Unit) -> Unit:
         ids: list[int] | None = None
         refusal: str | None = None
         try:
             ids = self.renderer.render(unit.prompt)
-        except Refused as error:
+        except (Refused, Reject) as error:
             refusal = str(error)
         if ids is not None and not (ids and max(ids) < self.tokenizer.vocabulary_size):
             ids, refusal = None, "rendered to nothing or outside the vocabulary"

@@ -159,7 +159,10 @@ class Tokenizer(Protocol):
     vocabulary_size: int
 
     def encode(self, text: str, *, control: bool) -> list[int]:
-        """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text."""
+        """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text.
+
+        Raises Retry while a server that is needed for it is away, Reject for text that has no ids.
+        """
 
     def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Text without end tokens, and for each id how many characters of it are complete after that id."""
@@ -191,7 +194,10 @@ class Engine(Plugin):
 
     @abc.abstractmethod
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
-        """The server's manifest without secrets. Raises EyasError if it contradicts `model:` or does not generate."""
+        """The server's manifest, after a real generation; no secrets, and nothing that two equal launches differ in.
+
+        Raises Retry while the server is away or loads, EyasError if it contradicts `model:`.
+        """
 
     @abc.abstractmethod
     def tokenizer(self, url: str, key: str | None) -> Tokenizer:
