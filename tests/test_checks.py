@@ -26,7 +26,7 @@ from eyas.reasoning.tags import Tags, TagsOptions
 from eyas.records import Finish, Response
 
 CLOSED = Split("closed", 0)
-CAPTURES = Path("/work/shared/captures/llamacpp/think")
+CAPTURES = Path(__file__).parents[2] / "shared" / "captures" / "llamacpp" / "think"
 
 
 def faults(check: type[Check], made: Response, split: Split = CLOSED, **options: Any) -> list[str]:

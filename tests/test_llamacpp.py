@@ -41,7 +41,7 @@ from eyas.plugins import Completion, GenerateRequest, Launch, Reject, Retry
 from eyas.records import Finish
 
 KEPT = Path(__file__).parent / "data" / "llamacpp"
-SHARED = Path("/work/shared/captures/llamacpp")
+SHARED = Path(__file__).parents[2] / "shared" / "captures" / "llamacpp"
 
 # --- replies -----------------------------------------------------------------------------------------------------
 
