@@ -14,7 +14,7 @@ from eyas.summary import summarise
 def main(a: argparse.Namespace) -> None:
     settings = msgspec.json.decode(a.settings, type=SummarySettings)
     results = a.out.parent.parent
-    servers = {}
+    servers: dict[str, object] = {}
     for dataset in settings.datasets:
         servers |= json.loads((results / dataset / "servers.json").read_bytes())
     summarise(settings, results, a.log.parent / "benchmarks", servers, json.loads(a.code), a.out.parent)
