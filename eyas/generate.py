@@ -188,24 +188,33 @@ def _reasoning(settings: GenerateSettings, registry: Registry) -> Reasoning:
 
 def _survey(plan: Plan, journal: Journal, accepts: Accepts, progress: Progress) -> str | None:
     """The first key whose answer is needed and missing, or None if the journal suffices."""
-    budget, budgeted = plan.new_budget(), plan.settings.budget_tokens is not None
+    budget = plan.new_budget()
     for unit in plan.units(journal):
         if not unit.known:
             return unit.prompt.key
         tokens = 0
         for sample, request in enumerate(plan.requests(unit)):
-            # Answers are read only where a budget must count them.
-            if budgeted and (entry := journal.answered(request)):
-                tokens += accepts.tokens(place(entry.reply, unit.prompt.key, sample))
-            elif not (not budgeted and journal.has_answer(request)) and not journal.unanswered(request):
+            if journal.has_answer(request):
+                tokens += journalled_tokens(unit, sample, request, journal, accepts, budget)
+            elif not journal.unanswered(request):
                 return unit.prompt.key
         budget.submit(unit.index)
         budget.finish(unit.index, tokens)
-        progress.done += plan.settings.samples
         if budget.reached:
             break
-    progress.journalled = progress.done
+    progress.done = progress.journalled = budget.prefix * plan.settings.samples
     return None
+
+
+def journalled_tokens(
+    unit: Unit, sample: int, request: str, journal: Journal, accepts: Accepts, budget: Budget
+) -> int:
+    """Accepted tokens of an answer that is already there; read only where a budget counts them."""
+    if budget.limit is None:
+        return 0
+    entry = journal.answered(request)
+    assert entry is not None
+    return accepts.tokens(place(entry.reply, unit.prompt.key, sample))
 
 
 class _Show:
@@ -379,20 +388,15 @@ class _Asking:
             for sample, request in enumerate(requests):
                 if self.journal.has_answer(request):
                     self.show.progress.journalled += 1
-                    self._finish(pending, self._journalled_tokens(unit, sample, request))
+                    self._finish(
+                        pending,
+                        journalled_tokens(unit, sample, request, self.journal, self.accepts, self.budget),
+                    )
                 elif self.journal.unanswered(request):
                     self._finish(pending, 0)
                 else:
                     yield _Job(pending, sample, request)
         self.exhausted = True
-
-    def _journalled_tokens(self, unit: Unit, sample: int, request: str) -> int:
-        """Accepted tokens of an answer that is already there; read only where a budget counts them."""
-        if self.budget.limit is None:
-            return 0
-        entry = self.journal.answered(request)
-        assert entry is not None
-        return self.accepts.tokens(place(entry.reply, unit.prompt.key, sample))
 
     async def _rendered(self, unit: Unit) -> Unit:
         """The unit with its rendering, for which the server may be needed."""
