@@ -7,6 +7,7 @@ has everything (then no server is needed), once to ask, once to write.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -231,7 +232,9 @@ class _Show:
         now = time.time()
         if force or now - self._last >= 1.0:
             self._last = self._progress.updated = now
-            write_progress(self._path, self._progress)
+            # A full disk must end in the journal's message, not in this one.
+            with contextlib.suppress(OSError):
+                write_progress(self._path, self._progress)
 
 
 # --- asking ------------------------------------------------------------------------------------------------------
@@ -525,7 +528,8 @@ class _Asking:
             more = self.budget.wants_more() and not self.exhausted
             demand = progress.planned - progress.done if more else len(self.in_flight)
             progress.in_flight = len(self.in_flight)
-            progress.allowance = await asyncio.to_thread(self.lease.share, len(self.in_flight), demand)
+            with contextlib.suppress(OSError):  # as above: the last share stays good
+                progress.allowance = await asyncio.to_thread(self.lease.share, len(self.in_flight), demand)
             self._rate(progress)
             self.show()
             await asyncio.sleep(TICK)
