@@ -3,6 +3,9 @@
 Ids are right only without streaming: a streamed event leaves out the ids of a token that ends inside a UTF-8
 character, so an emoji arrives as its last id alone. The price is that an abandoned request keeps its slot until it
 is done.
+
+Every Snakefile and every job that needs a plugin loads this module, so the HTTP clients (0.2 s) are imported where
+they are used.
 """
 
 from __future__ import annotations
@@ -16,14 +19,10 @@ import socket
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import aiohttp
 import msgspec
-import requests
-import urllib3
 from msgspec import Meta, Struct
-from requests.adapters import HTTPAdapter
 
 from eyas.config import ModelConfig, SamplingConfig
 from eyas.errors import EyasError
@@ -39,6 +38,9 @@ from eyas.plugins import (
     hookimpl,
 )
 from eyas.records import Finish
+
+if TYPE_CHECKING:
+    import aiohttp
 
 LAUNCHER = Path(__file__).with_name("llamacpp_launcher.py")
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp reads this seed as "any"
@@ -157,11 +159,6 @@ class _Tokens(Struct):
 
 
 T = TypeVar("T")
-_NO_ADDRESS = (
-    requests.exceptions.InvalidURL,
-    requests.exceptions.InvalidSchema,
-    requests.exceptions.MissingSchema,
-)
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:
@@ -252,6 +249,10 @@ class _Api:
 
     def __init__(self, url: str, key: str | None, patience: int = 0) -> None:
         """patience: how often a call is repeated when the server is away, after 0, 1, 2, 4… s."""
+        import requests
+        import urllib3
+        from requests.adapters import HTTPAdapter
+
         self._url = url.rstrip("/")
         self._session = requests.Session()
         # Neither a proxy nor a .netrc entry of the environment belongs between us and the server.
@@ -275,6 +276,9 @@ class _Api:
         return self._call("POST", path, msgspec.json.encode(fields), kind)
 
     def _call(self, method: str, path: str, body: bytes | None, kind: type[T]) -> T:
+        from requests import RequestException
+        from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+
         try:
             reply = self._session.request(
                 method,
@@ -283,11 +287,11 @@ class _Api:
                 headers={"Content-Type": "application/json"},
                 timeout=(5.0, ANSWER_TIMEOUT),
             )
-        except _NO_ADDRESS as error:
+        except (InvalidURL, InvalidSchema, MissingSchema) as error:
             raise EyasError(
                 f"server.url: {self._url} is no address ({error}); it looks like http://host:port"
             ) from None
-        except requests.RequestException as error:
+        except RequestException as error:
             raise Retry(f"connection: {type(error).__name__}") from error
         _check_status(reply.status_code, reply.content)
         return _decode(reply.content, kind)
@@ -624,6 +628,8 @@ class LlamaCpp(Engine):
     async def generate(
         self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
     ) -> Completion:
+        import aiohttp
+
         prompt, context = request.prompt_ids, self.model.context
         if self._vocabulary_size is None:
             self._vocabulary_size = len(read_vocabulary(self._check_model_file()).pieces)
