@@ -266,6 +266,8 @@ class JournalWriter:
         self._end = self._unsynced = 0
         self._trouble: OSError | None = None
         self._wake, self._closing = threading.Event(), False
+        # Answers come from the event loop, renderings from a thread; neither file nor compressor bears both at once.
+        self._appending = threading.Lock()
 
     def __enter__(self) -> JournalWriter:
         with self._writing("the journal's folder"):
@@ -298,12 +300,12 @@ class JournalWriter:
         """Appends one entry whole; after an error the file ends where it ended before."""
         if self._trouble is not None:
             raise self._error("entries could not be synced", self._trouble)
-        frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
-        label = LABEL.pack(
-            LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
-        )
-        data = label + frame
-        with self._writing("an entry"):
+        with self._appending, self._writing("an entry"):
+            frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
+            label = LABEL.pack(
+                LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
+            )
+            data = label + frame
             if self._fd is None:
                 self._open_segment()
             assert self._fd is not None
@@ -314,8 +316,8 @@ class JournalWriter:
             except OSError:
                 os.ftruncate(self._fd, self._end)
                 raise
-        self._end += len(data)
-        self._unsynced += 1
+            self._end += len(data)
+            self._unsynced += 1
         if self._unsynced >= SYNC_ENTRIES:
             self._wake.set()
 

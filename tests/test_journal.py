@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,22 @@ def test_a_live_writer_on_another_host_is_respected_where_locks_do_not_reach(tmp
     long_ago = time.time() - 3600
     os.utime(tmp_path / "lock", (long_ago, long_ago))
     write(tmp_path, "a")
+
+
+def test_two_threads_append_whole_entries_to_one_segment(tmp_path: Path) -> None:
+    for trial in range(20):
+        folder, start = tmp_path / str(trial), threading.Barrier(4)
+
+        def work(part: int, writer: JournalWriter, start: threading.Barrier = start) -> None:
+            start.wait()
+            for n in range(50):
+                writer.append(answered(f"{part} {n}", text="x" * 2000))
+
+        with JournalWriter(folder) as writer, ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4), [writer] * 4))
+        with Journal(folder) as journal:
+            assert len(journal.segments) == 1
+            assert all(journal.answered(digest(f"{part} {n}")) for part in range(4) for n in range(50))
 
 
 WRITER = """
