@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -56,3 +58,22 @@ def read_progress(path: Path) -> Progress | None:
         return msgspec.json.decode(path.read_bytes(), type=Progress)
     except FileNotFoundError:
         return None
+
+
+class ProgressFile:
+    """Writes the progress file at most once a second."""
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self._path, self._progress, self._last = path, progress, 0.0
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    def __call__(self, *, force: bool = False) -> None:
+        now = time.time()
+        if force or now - self._last >= 1.0:
+            self._last = self._progress.updated = now
+            # A full disk must end in the journal's message, not in this one.
+            with contextlib.suppress(OSError):
+                write_progress(self._path, self._progress)

@@ -1,0 +1,110 @@
+"""What one dataset asks: its prompts in the fixed order, the requests behind them, and what an answer counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.budget import Budget
+from eyas.config import GenerateSettings
+from eyas.journal import Journal, Rendered
+from eyas.judge import Judge
+from eyas.plugins import Reasoning, Registry
+from eyas.recordfile import read_records, read_seal
+from eyas.records import Prompt, Reply, Response
+from eyas.render import render_hash, render_identity
+from eyas.request import Hasher
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One key of the fixed order. `ids` is None while its rendering is unknown; `refusal` says why it has none."""
+
+    index: int
+    prompt: Prompt
+    ids: list[int] | None
+    refusal: str | None
+
+    @property
+    def known(self) -> bool:
+        return self.ids is not None or self.refusal is not None
+
+
+class Plan:
+    """What is to be answered: units in the fixed order, and the request behind each of their samples."""
+
+    def __init__(self, settings: GenerateSettings, prompts: Path, registry: Registry) -> None:
+        self.settings, self._prompts = settings, prompts
+        self.reasoning = _reasoning(settings, registry)
+        self.prompts = read_seal(prompts).rows
+        self.planned = self.prompts * settings.samples
+        self._hasher = Hasher(settings.model, settings.sampling)
+        self.identity = render_identity(settings.model, self.reasoning.prefill)
+
+    def units(self, journal: Journal) -> Iterator[Unit]:
+        """All units, rendered as far as the journal knows them."""
+        for index, prompt in enumerate(read_records(self._prompts, Prompt)):
+            known = journal.rendered(render_hash(prompt, self.identity))
+            yield self.unit(index, prompt, known)
+
+    def unit(self, index: int, prompt: Prompt, rendered: Rendered | None) -> Unit:
+        """A unit; a prompt that leaves no room for the whole answer is refused before anyone is asked."""
+        ids = rendered.ids if rendered else None
+        refusal = rendered.refusal if rendered else None
+        room = self.settings.model.context - self.settings.sampling.max_new_tokens
+        if ids is not None and len(ids) > room:
+            ids, refusal = None, "prompt and max_new_tokens exceed the context"
+        return Unit(index, prompt, ids, refusal)
+
+    def requests(self, unit: Unit) -> list[str]:
+        """The request hash of each sample; empty for a refused unit."""
+        if unit.ids is None:
+            return []
+        samples = range(self.settings.samples)
+        return [self._hasher.hash(unit.ids, sample, unit.prompt.occurrence) for sample in samples]
+
+    def new_budget(self) -> Budget:
+        return Budget(
+            self.settings.budget_tokens, self.settings.samples * self.settings.sampling.max_new_tokens
+        )
+
+
+def _reasoning(settings: GenerateSettings, registry: Registry) -> Reasoning:
+    section = dict(settings.model.reasoning)
+    reasoning = registry.create("reasoning", section.pop("name"), section, "model.reasoning")
+    assert isinstance(reasoning, Reasoning)
+    return reasoning
+
+
+class Accepts:
+    """Accepted output tokens of a reply; counts all of them where no budget asks for a verdict."""
+
+    def __init__(self, settings: GenerateSettings, registry: Registry) -> None:
+        self._judge = (
+            Judge(settings.model.reasoning, settings.checks, registry)
+            if settings.checks is not None
+            else None
+        )
+
+    def tokens(self, response: Response) -> int:
+        if self._judge is not None and not self._judge.judge(response).accepted:
+            return 0
+        return len(response.output_ids)
+
+
+def place(reply: Reply, key: str, sample: int) -> Response:
+    """A reply at its place in the dataset."""
+    fields = {name: getattr(reply, name) for name in reply.__struct_fields__}
+    return Response(key=key, turn=0, sample=sample, **fields)
+
+
+def journalled_tokens(
+    unit: Unit, sample: int, request: str, journal: Journal, accepts: Accepts, budget: Budget
+) -> int:
+    """Accepted tokens of an answer that is already there; read only where a budget counts them."""
+    if budget.limit is None:
+        return 0
+    entry = journal.answered(request)
+    assert entry is not None
+    return accepts.tokens(place(entry.reply, unit.prompt.key, sample))
