@@ -77,7 +77,7 @@ def generate(
         progress.state = "finishing"
         show(force=True)
         with Journal(paths.journal) as journal:
-            _write(plan, journal, paths, accepts, progress)
+            finalise(plan, journal, paths, accepts, progress)
         progress.state = "done"
     except BaseException as error:
         progress.state, progress.message = "failed", str(error)[:300]
@@ -143,8 +143,8 @@ def _raise_file_limit(concurrency: int) -> None:
             )
 
 
-def _write(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progress: Progress) -> None:
-    """responses, outcomes, timing and servers, from the journal alone, in the fixed order."""
+def finalise(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progress: Progress) -> None:
+    """Writes responses, outcomes, timing and servers, from the journal alone, in the fixed order."""
     budget = plan.new_budget()
     servers: dict[str, Any] = {}
     with (
