@@ -1,7 +1,7 @@
 """Synthetic responses for benchmarks: lengths, ids and texts as real ones have them, in any number and flat memory.
 
-A pool of 2,000 answers is drawn once; response n is answer n mod 2,000 under a prompt of its own. The pool is 15 MB of
-JSON, so its repetition lies outside every compression window (at most 1 MiB).
+A pool of 2,000 answers is drawn once; response n is answer n mod 2,000 under a prompt of its own. The pool is 10 MB of
+JSON, so its repetition lies outside every compression window (2 MiB at level 3).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -17,9 +16,10 @@ import numpy as np
 from eyas.config import GenerateSettings, ModelConfig, SamplingConfig, TrainSettings, ValidateSettings
 from eyas.journal import Answered, Rendered
 from eyas.plugins import registry
-from eyas.records import Delivery, Finish, Message, Origin, Prompt, Reply
+from eyas.records import Delivery, Finish, Message, Origin, Prompt, Reply, Response
 from eyas.render import render_hash, render_identity
 from eyas.request import Hasher
+from eyas.units import place
 
 POOL = 2_000
 VOCABULARY = 150_000
@@ -92,7 +92,7 @@ def _pieces(random: np.random.Generator) -> list[str]:
 
 @cache
 def pool() -> list[Answer]:
-    """The answers. Outputs have 410 tokens on average and up to 8,192, prompts 190; 96 % close their reasoning."""
+    """The answers. Outputs have 300 tokens on average and up to 8,192, prompts 180; 96 % close their reasoning."""
     random = np.random.default_rng(7)
     pieces = _pieces(random)
     # Word frequencies: the r-th most frequent id is drawn with probability ~ 1/r.
@@ -108,7 +108,7 @@ def pool() -> list[Answer]:
     answers = []
     for _ in range(POOL):
         prompt_ids = draw(length(130, 0.8, 4_096))
-        ids = draw(length(250, 1.0, LIMIT))
+        ids = draw(length(180, 1.0, LIMIT))
         if random.random() < 0.98:
             ids[int(len(ids) * random.uniform(0.3, 0.9))] = CLOSE
         cut = len(ids) >= LIMIT or random.random() < 0.02
@@ -171,8 +171,7 @@ def _endless() -> Iterator[Answer]:
         yield from pool()
 
 
-def batches(count: int, size: int) -> Iterator[list[Rendered | Answered]]:
-    """The entries of `count` responses in lists of `size` responses."""
-    stream = entries(count)
-    while batch := list(islice(stream, 2 * size)):
-        yield batch
+def responses(count: int) -> Iterator[Response]:
+    """What `generate` writes for `prompts(count)`."""
+    answers = (entry.reply for entry in entries(count) if isinstance(entry, Answered))
+    return (place(reply, prompt.key, 0) for prompt, reply in zip(prompts(count), answers, strict=True))
