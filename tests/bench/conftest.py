@@ -6,22 +6,16 @@ still runs. EYAS_BENCH_ROWS sets the number of responses for either.
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import synthetic
-import zstandard
 from operations import Folder
-
-from eyas.recordfile import write_records
+from reference import Reference
 
 FULL, SMALL = 100_000, 200  # responses
-REFERENCE = 20_000  # of which are decoded to know how fast this machine is just now
+REFERENCE = 20_000  # of which are decoded to know how fast the machine is just now
 
 _lines: list[str] = []
 
@@ -62,33 +56,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("ratios")
         for line in _lines:
             terminalreporter.write_line(line)
-
-
-class Reference:
-    """Plain decoding, zstandard and json.loads, of the first responses: what every consumer in Python has to pay.
-
-    Used before and after a measurement, so that both share the machine's mood. bytes: of JSON per response.
-    """
-
-    def __init__(self, path: Path, rows: int) -> None:
-        self._path = path
-        self._rows = write_records(path, synthetic.responses(rows))
-        self.bytes = sum(len(line) for line in self._decoded()) / self._rows
-
-    def _decoded(self) -> Iterator[bytes]:
-        rest = b""
-        with self._path.open("rb") as file:
-            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            while chunk := reader.read(1 << 18):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-
-    def seconds(self) -> float:
-        """s per response, now."""
-        started = time.perf_counter()
-        for line in self._decoded():
-            json.loads(line)
-        return (time.perf_counter() - started) / self._rows
 
 
 @pytest.fixture(scope="session")

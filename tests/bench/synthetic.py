@@ -24,7 +24,7 @@ from eyas.units import place
 POOL = 2_000
 VOCABULARY = 150_000
 STOP, CLOSE = VOCABULARY - 1, VOCABULARY - 2
-CONTROL = list(range(VOCABULARY - 32, VOCABULARY - 2)) + [STOP]
+CONTROL = [*range(VOCABULARY - 32, VOCABULARY - 2), STOP]
 LIMIT = 8_192  # max_new_tokens
 SERVER = "0" * 32
 DATASET = "synthetic"

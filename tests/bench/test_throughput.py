@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import synthetic
-from conftest import Reference
 from operations import OPERATIONS, Folder
+from reference import Reference
 
 from eyas.journal import AnyEntry, JournalWriter
 
