@@ -8,7 +8,6 @@ disk, so memory stays flat.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eyas.config import MixSettings
-from eyas.recordfile import atomic
+from eyas.recordfile import atomic, scratch
 from eyas.tables import GROUP_ROWS, LEVEL
 from eyas.train import SCHEMA
 
@@ -58,8 +57,8 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
     limits = _limits(settings, brief)
     counts = MixReport(*({name: SideCounts() for name in settings.datasets} for _ in range(3)))
     slots = sum(_slots(path) for path in trains)
-    with tempfile.TemporaryDirectory(dir=train.parent, prefix=".mix.") as folder:
-        buckets = _Buckets(Path(folder), 1 + slots // BUCKET_TOKENS)
+    with scratch(train) as folder:
+        buckets = _Buckets(folder, 1 + slots // BUCKET_TOKENS)
         with buckets:
             for name, path in zip(settings.datasets, trains, strict=True):
                 _scatter(name, path, brief[name], limits[name], buckets, counts)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import sqlite3
-import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -195,11 +194,10 @@ class _Sorter:
 
     def __enter__(self) -> _Sorter:
         self._stack = contextlib.ExitStack()
-        folder = tempfile.TemporaryDirectory(prefix=f".{self._out.name}.", dir=self._out.parent)
-        scratch = Path(self._stack.enter_context(folder), "sort.sqlite")
+        file = self._stack.enter_context(recordfile.scratch(self._out)) / "sort.sqlite"
         # One transaction that never commits: the file is thrown away whatever happens.
         self._database = self._stack.enter_context(
-            contextlib.closing(sqlite3.connect(scratch, isolation_level=None))
+            contextlib.closing(sqlite3.connect(file, isolation_level=None))
         )
         self._database.executescript(f"""
             PRAGMA journal_mode = OFF;

@@ -8,9 +8,13 @@ truncated last frame in silence.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
+import shutil
+import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +30,7 @@ FRAME_BYTES = (
 )  # uncompressed bytes per frame: small enough to keep memory flat, large enough to compress
 READ_BYTES = 1 << 18
 LEVEL = 3
+ABANDONED = 24 * 3600.0  # s without a write after which a temporary file of another host is nobody's
 
 T = TypeVar("T")
 
@@ -41,8 +46,7 @@ class Seal(msgspec.Struct, frozen=True):
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path beside `path`; on success it is synced to disk and renamed, on error removed."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = _temporary(target)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -50,6 +54,40 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`, removed in the end."""
+    folder = _temporary(Path(path))
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(target: Path) -> Path:
+    """A new name beside `target` that says whose it is; what killed jobs left under such names is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.*.*.tmp"):
+        host, pid, _ = left.name.removeprefix(f".{target.name}.").removesuffix(".tmp").rsplit(".", 2)
+        with contextlib.suppress(FileNotFoundError):
+            if _abandoned(left, host, int(pid)):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def _abandoned(temporary: Path, host: str, pid: int) -> bool:
+    if host != socket.gethostname():
+        return time.time() - temporary.stat().st_mtime > ABANDONED
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 class Writer(Generic[T]):
