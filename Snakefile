@@ -45,4 +45,4 @@ rule all:
 
 
 onerror:
-    print(failure_report(), file=sys.stderr)
+    print(report_failures(Path("logs"), EARLIER_LOGS, sys.argv), file=sys.stderr)

@@ -1,30 +1,73 @@
-"""What `onerror` tells: which jobs failed last, why, and where their logs are."""
+"""What `onerror` tells last: which jobs failed in this run, why, where their logs are, and how to go on."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-import time
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-RECENT = 24 * 3600.0  # seconds; older logs belong to runs that nobody is looking at
-_ERROR = re.compile(r"^\S+ \S+ ERROR (?P<reason>.*)$")
+from eyas.program import DONE
+
+SILENT = "its log ends without a reason; it was killed, ran out of memory, or could not write (see above)"
+SERVE = "serve.log"  # grows while another terminal holds a server
+_LINE = re.compile(r"^\S+ \S+ (?P<level>[A-Z]+) (?P<message>.*)$")
+_TAIL = 65536  # bytes of a log in which its end is looked for
 
 
-def failed_jobs(logs: Path) -> list[tuple[Path, str]]:
-    """(log, reason) of every job whose log ends in an error, the latest last."""
-    found: list[tuple[float, Path, str]] = []
+def log_versions(logs: Path) -> dict[Path, int]:
+    """The logs of earlier runs and when they changed, by the file system's own clock."""
+    versions = {}
     for log in logs.rglob("*.log"):
-        changed = log.stat().st_mtime
-        if time.time() - changed > RECENT:
+        with contextlib.suppress(FileNotFoundError):
+            versions[log] = log.stat().st_mtime_ns
+    return versions
+
+
+def failed_jobs(logs: Path, earlier: Mapping[Path, int]) -> list[tuple[Path, str]]:
+    """(log, reason) of every job of this run that failed, the latest last. earlier: log_versions at its start."""
+    found = []
+    for log, changed in log_versions(logs).items():
+        if earlier.get(log) == changed:
             continue
-        reasons = [match["reason"] for line in _lines(log) if (match := _ERROR.match(line))]
-        if reasons:
-            found.append((changed, log, reasons[-1]))
+        lines = [match for line in _last_lines(log) if (match := _LINE.match(line))]
+        if lines and lines[-1]["message"] == DONE:
+            continue
+        reasons = [line["message"] for line in lines if line["level"] == "ERROR"]
+        if not reasons and log.name == SERVE:
+            continue
+        found.append((changed, log, reasons[-1] if reasons else SILENT))
     return [(log, reason) for _, log, reason in sorted(found)]
 
 
-def _lines(log: Path) -> list[str]:
-    """The last lines of a log; its reason for failure stands there."""
+def report_failures(logs: Path, earlier: Mapping[Path, int], argv: Sequence[str]) -> str:
+    """The report, with the command that resumes. argv: Snakemake's own command line."""
+    jobs = failed_jobs(logs, earlier)
+    lines = [f"  {reason}\n    log: {log}" for log, reason in jobs] or ["  no job says why; see above"]
+    count = f"{len(jobs)} jobs" if len(jobs) > 1 else "1 job"
+    return "\n".join(
+        [
+            "",
+            f"Eyas: {count} failed:",
+            *lines,
+            "Nothing finished is lost. Mend that, then go on with:",
+            f"  {command(argv)}",
+            "",
+        ]
+    )
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command line as a user would type it again."""
+    program = Path(argv[0])
+    if program.name == "__main__.py" or shutil.which(program.name) == argv[0]:
+        return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *argv[1:]])
+    return shlex.join(argv)
+
+
+def _last_lines(log: Path) -> list[str]:
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 65536))
+        file.seek(max(0, log.stat().st_size - _TAIL))
         return file.read().decode(errors="replace").split("\n")

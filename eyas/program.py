@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import sys
 from collections.abc import Callable
@@ -10,15 +11,21 @@ from pathlib import Path
 
 from eyas.errors import EyasError
 
+DONE = "done"  # the last line in the log of a job that succeeded
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 
 def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
-    """Parses the command line, runs `main`, and ends the process: 0 done, 1 after an EyasError, 130 after Ctrl-C.
+    """Parses the command line, runs `main`, and ends the process: 0 done, 1 after an error, 130 after Ctrl-C.
 
-    The error stands in the log and, because Snakemake shows a job's stderr, in the terminal.
+    The error stands in the log and, because Snakemake shows a job's stderr, in the terminal. A traceback goes to the
+    log alone.
     """
     parser.add_argument("--log", type=Path, required=True, help="log file of this job")
     arguments = parser.parse_args()
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    logging.raiseExceptions = False  # a log that cannot be written must not bury the reason
     logging.basicConfig(
         filename=arguments.log,
         filemode="w",
@@ -26,16 +33,32 @@ def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
-    name = f"eyas {parser.prog}"
     try:
         main(arguments)
-    except EyasError as error:
-        logging.error("%s", error)
-        print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         logging.error("interrupted; run the same command again to go on")
         sys.exit(130)
-    except Exception:
-        logging.exception("unexpected")
-        raise
+    except Exception as error:
+        line = explain(error)
+        logging.error("%s", line, exc_info=None if isinstance(error, EyasError) else error)
+        print(f"eyas {parser.prog}: error: {line}", file=sys.stderr)
+        sys.exit(1)
+    logging.info(DONE)
+
+
+def explain(error: Exception) -> str:
+    """One line for a person: what is wrong, where, and what to do."""
+    if isinstance(error, EyasError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (*_NO_SPACE, *_NO_ACCESS):
+        remedy = (
+            "free space or raise the limit"
+            if error.errno in _NO_SPACE
+            else "correct the permissions or choose another folder"
+        )
+        what = error.strerror or str(error)
+        where = f"{error.filename}: " if error.filename and str(error.filename) not in what else ""
+        return f"{where}{what}; {remedy}, then run the same command again: nothing finished is lost"
+    return f"unexpected {type(error).__name__}: {error}; please report it with this job's log".replace(
+        "\n", " "
+    )

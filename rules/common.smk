@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 ROOT = Path(str(workflow.current_basedir)).parent
 sys.path.insert(0, str(ROOT))
@@ -13,13 +13,18 @@ sys.path.insert(0, str(ROOT))
 from eyas.config import Stages, canonical, load, locate
 from eyas.digest import code_digest, code_digests
 from eyas.errors import EyasError
-from eyas.failures import failed_jobs
+from eyas.failures import log_versions, report_failures
+from eyas.terminal import shorten
+
+# What a person at the terminal is told: this run's failures, not an earlier one's, and not drowned in settings.
+EARLIER_LOGS = log_versions(Path("logs"))
+shorten(logger)
 
 try:
     CONFIG = load(config, workflow.configfiles, ROOT, check_files=True)
     STAGES = Stages(CONFIG, ROOT)
 except EyasError as error:
-    raise WorkflowError(str(error))
+    sys.exit(f"eyas: error: {error}")
 
 DATASETS = list(CONFIG.datasets)
 # Trainers read the mix; a dataset's own export is made when it is asked for by path.
@@ -78,17 +83,3 @@ CODE = {
 PROGRAM = (
     "PYTHONPATH={resources.root:q} {resources.python:q} -P {resources.root:q}/scripts"
 )
-
-
-def failure_report():
-    """Which jobs failed, why, where their logs are, and how to go on."""
-    jobs = [f"  {log}: {reason}" for log, reason in failed_jobs(Path("logs"))]
-    reasons = (
-        ["These jobs failed:", *jobs]
-        if jobs
-        else ["A job failed before it could say why; see above."]
-    )
-    advice = (
-        "Nothing finished is lost. To go on, mend that and run the same command again."
-    )
-    return "\n".join(["", *reasons, advice, ""])
