@@ -67,8 +67,7 @@ def generate(
     show = ProgressFile(paths.progress, progress)
     try:
         with JournalWriter(paths.journal) as writer:
-            with Journal(paths.journal) as journal:
-                missing = _survey(plan, journal, accepts, progress)
+            missing = _survey(plan, paths.journal, accepts, progress)
             if missing:
                 log.info("the journal lacks at least the answer to %s; a server is needed", missing)
                 _ask(plan, accepts, access, paths.journal, registry, writer, show)
@@ -87,22 +86,23 @@ def generate(
         show(force=True)
 
 
-def _survey(plan: Plan, journal: Journal, accepts: Accepts, progress: Progress) -> str | None:
+def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progress) -> str | None:
     """The first key whose answer is needed and missing, or None if the journal suffices."""
     budget = plan.new_budget()
-    for unit in plan.units(journal):
-        if not unit.known:
-            return unit.prompt.key
-        tokens = 0
-        for sample, request in enumerate(plan.requests(unit)):
-            if journal.has_answer(request):
-                tokens += journalled_tokens(unit, sample, request, journal, accepts, budget)
-            elif not journal.unanswered(request):
+    with Journal(journal_folder) as journal:
+        for unit in plan.units(journal):
+            if not unit.known:
                 return unit.prompt.key
-        budget.submit(unit.index)
-        budget.finish(unit.index, tokens)
-        if budget.reached:
-            break
+            tokens = 0
+            for sample, request in enumerate(plan.requests(unit)):
+                if journal.has_answer(request):
+                    tokens += journalled_tokens(unit, sample, request, journal, accepts, budget)
+                elif not journal.unanswered(request):
+                    return unit.prompt.key
+            budget.submit(unit.index)
+            budget.finish(unit.index, tokens)
+            if budget.reached:
+                break
     progress.done = progress.journalled = budget.prefix * plan.settings.samples
     return None
 

@@ -36,6 +36,7 @@ from eyas.records import Delivery, Reply
 
 LABEL = struct.Struct("<II1s16sI")  # skippable magic, its size, kind, hash, length of the frame
 LABEL_MAGIC = 0x184D2A50
+_HASH = struct.Struct(">QQ")  # a hash as two integers, for sorting
 LABEL_SIZE = LABEL.size - 8
 FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
@@ -145,23 +146,21 @@ class _Index:
     """Sorted hashes of one kind with their places: 24 bytes an entry, so that memory stays flat."""
 
     def __init__(self) -> None:
-        self._high, self._low, self._place = array.array("Q"), array.array("Q"), array.array("Q")
-        self.high: np.ndarray[Any, Any] = np.empty(0, np.uint64)
+        self._parts = array.array("Q")  # high, low, place, high, low, place, …
 
     def add(self, digest: bytes, segment: int, offset: int) -> None:
-        self._high.append(int.from_bytes(digest[:8], "big"))
-        self._low.append(int.from_bytes(digest[8:], "big"))
-        self._place.append(segment << 40 | offset)
+        self._parts.extend((*_HASH.unpack(digest), segment << 40 | offset))
 
     def seal(self) -> None:
-        high, low = np.frombuffer(self._high, np.uint64), np.frombuffer(self._low, np.uint64)
-        place = np.frombuffer(self._place, np.uint64)
-        order = np.lexsort((place, low, high))
-        self.high, self.low, self.place = high[order], low[order], place[order]
+        parts = np.frombuffer(self._parts, np.uint64).reshape(-1, 3)
+        # Stable, and appended by place: equal hashes stay in the order of their places.
+        order = np.lexsort((parts[:, 1], parts[:, 0]))
+        self.high, self.low, self.place = (parts[order, column] for column in range(3))
+        del self._parts, parts
 
     def find(self, digest: bytes) -> tuple[int, int] | None:
         """(segment, offset) of the first entry with this hash."""
-        high, low = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
+        high, low = _HASH.unpack(digest)
         at = int(np.searchsorted(self.high, np.uint64(high)))
         while at < len(self.high) and int(self.high[at]) == high:
             if int(self.low[at]) == low:
