@@ -45,13 +45,17 @@ def failed_jobs(logs: Path, earlier: Mapping[Path, int]) -> list[tuple[Path, str
 def report_failures(logs: Path, earlier: Mapping[Path, int], argv: Sequence[str]) -> str:
     """The report, with the command that resumes. argv: Snakemake's own command line."""
     jobs = failed_jobs(logs, earlier)
-    lines = [f"  {reason}\n    log: {log}" for log, reason in jobs] or ["  no job says why; see above"]
+    # Eight datasets that fail for one reason are one line.
+    by_reason: dict[str, list[str]] = {}
+    for log, reason in jobs:
+        by_reason.setdefault(reason, []).append(str(log))
+    lines = [f"  {reason}\n    log: {', '.join(where)}" for reason, where in by_reason.items()]
     count = f"{len(jobs)} jobs" if len(jobs) > 1 else "1 job"
     return "\n".join(
         [
             "",
             f"Eyas: {count} failed:",
-            *lines,
+            *(lines or ["  no job says why; see above"]),
             "Nothing finished is lost. Mend that, then go on with:",
             f"  {command(argv)}",
             "",

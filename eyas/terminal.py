@@ -33,6 +33,7 @@ class Brief(logging.Formatter):
             brief.msg = _COMMAND.sub("The command returned non-zero", brief.msg)
         if getattr(brief, "shellcmd", None):
             brief.shellcmd = None
-        if isinstance(resources := getattr(brief, "resources", None), dict):
-            brief.resources = {name: value for name, value in resources.items() if isinstance(value, int)}
+        resources = getattr(brief, "resources", None)
+        if hasattr(resources, "items"):
+            brief.resources = {name: value for name, value in resources.items() if not isinstance(value, str)}
         return self._full.format(brief)

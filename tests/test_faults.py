@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
+import re
+import resource
+import shutil
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -18,7 +23,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from pipeline import Run
+from pipeline import ROOT, Run, evol_rows
 
 from eyas.engines.llamacpp import RANDOM_SEED
 from eyas.journal import LABEL, Answered, AnyEntry
@@ -35,8 +40,10 @@ TIMED_FOLDERS = {"summary"}
 class FaultRun(Run):
     """A run whose processes, the server included, can be found by a variable of their environment."""
 
-    def __init__(self, folder: Path, datasets: dict[str, int], fake: str = "--delay 0.05 --load 0.3") -> None:
-        self.mark, self.fake = uuid.uuid4().hex, fake
+    fake = "--delay 0.05 --load 0.3"
+
+    def __init__(self, folder: Path, datasets: dict[str, int]) -> None:
+        self.mark = uuid.uuid4().hex
         super().__init__(folder, datasets)
 
     def environment(self) -> dict[str, str]:
@@ -54,6 +61,8 @@ class FaultRun(Run):
                 stdout=terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # A test run in the background of a script ignores Ctrl-C, and so would its children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             ) as process,
         ):
             try:
@@ -252,3 +261,318 @@ def test_kill_minus_nine_of_everything_ten_times_changes_no_byte(tmp_path: Path,
     assert run.results().keys() == undisturbed.keys()
     for name, data in undisturbed.items():
         assert run.results()[name] == data, f"{name} differs from that of an undisturbed run"
+
+
+# --- one clear line, and nothing lost ----------------------------------------------------------------------------
+
+
+def failing(run: FaultRun, *arguments: str) -> str:
+    """What the user sees of a run that must fail."""
+    done = run.snakemake(*arguments, check=False)
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+def report(terminal: str) -> str:
+    """The last words of a failed run."""
+    assert terminal.count("Eyas: ") == 1, terminal
+    return terminal[terminal.index("Eyas: ") :]
+
+
+def assert_clear(terminal: str, line: str) -> None:
+    """`line` stands by itself, no traceback or screenful of settings around it."""
+    assert re.search(f"^(eyas( [a-z]+)?: error:)? *{line}$", terminal, re.MULTILINE), terminal
+    assert "Traceback" not in terminal
+    assert max(map(len, terminal.splitlines())) < 600
+
+
+def assert_reported(terminal: str, line: str, logs: str) -> None:
+    """The report names the reason once, the logs, and the command that resumes."""
+    assert_clear(terminal, line)
+    assert len(re.findall(line, report(terminal))) == 1
+    assert f"    log: {logs}\n" in report(terminal)
+    assert "Nothing finished is lost" in report(terminal)
+    assert f"  snakemake --snakefile {ROOT / 'Snakefile'} " in report(terminal)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FaultRun:
+    run = FaultRun(tmp_path_factory.mktemp("finished") / "run", {"alpha": 50, "beta": 6})
+    run.snakemake()
+    return run
+
+
+@pytest.fixture
+def run(finished: FaultRun, tmp_path: Path) -> Iterator[FaultRun]:
+    """A finished run, free to be broken."""
+    run = copy.deepcopy(finished)
+    shutil.copytree(finished.folder, tmp_path / "run")
+    run.folder = run.cwd = tmp_path / "run"
+    run.record = run.folder / "requests.jsonl"
+    run.mark = uuid.uuid4().hex
+    yield run
+    run.kill()
+
+
+def rows(run: FaultRun, dataset: str) -> Path:
+    return run.folder / "data" / f"{dataset}.jsonl"
+
+
+def grow(run: FaultRun, count: int = 3) -> None:
+    """`count` new questions for alpha, so that a server is needed."""
+    run.write_rows("alpha", evol_rows("alpha", 50 + count))
+
+
+def misspelt_key(run: FaultRun) -> None:
+    run.config["server"]["concurency"] = 3
+
+
+def unknown_plugin(run: FaultRun) -> None:
+    run.config["datasets"]["alpha"]["source"]["name"] = "magicode"
+
+
+def missing_file(run: FaultRun) -> None:
+    rows(run, "alpha").rename(run.folder / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("breaking", "line"),
+    [
+        (misspelt_key, r"config\.yaml:\d+: server\.concurency: unknown key; did you mean `concurrency`\?"),
+        (
+            unknown_plugin,
+            r"config\.yaml:\d+: datasets\.alpha\.source: no source plugin named 'magicode'; did you mean 'magicoder'\?.*",
+        ),
+        (
+            missing_file,
+            r"config\.yaml:\d+: datasets\.alpha\.files: data/alpha\.jsonl does not exist; correct the path .*",
+        ),
+    ],
+)
+def test_a_wrong_config_is_one_line_before_anything_runs(
+    run: FaultRun, breaking: Callable[[FaultRun], None], line: str
+) -> None:
+    before = copy.deepcopy(run.config)
+    breaking(run)
+    run.save()
+    terminal = failing(run)
+    assert_clear(terminal, line)
+    assert "Snakefile" not in terminal and ".smk" not in terminal, "the fault is not there"
+    run.config = before
+    run.save()
+    if (run.folder / "elsewhere").exists():
+        (run.folder / "elsewhere").rename(rows(run, "alpha"))
+    with run.asked() as asked:
+        assert not run.jobs()
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('{"instruction": "x", ', r"data/alpha\.jsonl: line 37: not valid JSON .*; correct the line, .*"),
+        (
+            '{"instruction": 5, "response": ""}',
+            r"data/alpha\.jsonl: row 37: column 'instruction' holds int, not text; correct the row, .*",
+        ),
+        ("", r"dataset alpha: no usable row in data/alpha\.jsonl \(there are no rows\); correct `files:` .*"),
+    ],
+    ids=["cut", "wrong type", "empty"],
+)
+def test_a_malformed_dataset_is_named_by_row_and_stops_no_other(
+    run: FaultRun, content: str, line: str
+) -> None:
+    good = rows(run, "alpha").read_text()
+    lines = good.splitlines()
+    rows(run, "alpha").write_text("\n".join([*lines[:36], content, *lines[37:]]) if content else "")
+    run.write_rows("beta", evol_rows("beta", 8))
+    with run.asked() as asked:
+        terminal = failing(run)
+    assert_reported(terminal, line, "logs/prompts/alpha.log")
+    assert len(asked) == 2 and run.made("beta/train.parquet")
+    rows(run, "alpha").write_text(good)
+    with run.asked() as asked:
+        run.snakemake()
+    assert asked == []
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def taken_port(engine: dict[str, Any], taken: int) -> None:
+    engine["port"] = taken
+
+
+def no_model(engine: dict[str, Any], _taken: int) -> None:
+    engine["model_file"] = "gone.gguf"
+
+
+def garbage_model(engine: dict[str, Any], _taken: int) -> None:
+    engine |= {"name": "llamacpp", "model_file": "garbage.gguf"}
+
+
+def model_without_weights(engine: dict[str, Any], _taken: int) -> None:
+    engine["name"] = "llamacpp"
+
+
+@pytest.mark.parametrize(
+    ("breaking", "line"),
+    [
+        (taken_port, r"server\.engine\.port: 127\.0\.0\.1:\d+ is taken .*; choose another port, or 0 .*"),
+        (
+            no_model,
+            r"server\.engine\.model_file: gone\.gguf does not exist; fetch it \(make model\) or correct .*",
+        ),
+        pytest.param(
+            garbage_model,
+            r"server\.engine\.model_file: the file is not a GGUF model; fetch it again .*; its whole log is .*",
+            marks=pytest.mark.engine,
+        ),
+        pytest.param(
+            model_without_weights,
+            r"server\.engine\.model_file: llama\.cpp cannot load the file \(.*\); fetch it again .*",
+            marks=pytest.mark.engine,
+        ),
+    ],
+)
+def test_a_server_that_cannot_start_is_one_line_for_all_datasets(
+    run: FaultRun, taken: int, breaking: Callable[[dict[str, Any], int], None], line: str
+) -> None:
+    grow(run)
+    run.write_rows("beta", evol_rows("beta", 7))
+    (run.folder / "garbage.gguf").write_bytes(b"garbage" * 1000)
+    before = copy.deepcopy(run.config)
+    breaking(run.config["server"]["engine"], taken)
+    run.save()
+    terminal = failing(run)
+    assert_clear(terminal, line)
+    assert len(re.findall(line, report(terminal))) == 1, "one reason, though two datasets failed"
+    assert report(terminal).startswith("Eyas: 2 jobs failed")
+    run.config = before
+    run.save()
+    with run.asked() as asked:
+        run.snakemake()
+    assert len(asked) == 4
+
+
+def test_the_report_names_only_jobs_of_this_run(run: FaultRun) -> None:
+    good = rows(run, "alpha").read_text()
+    rows(run, "alpha").write_text("")
+    assert "logs/prompts/alpha.log" in report(failing(run))
+    rows(run, "alpha").write_text(good)
+    rows(run, "beta").write_text("{")
+    last = report(failing(run, "results/beta/prompts.jsonl.zst"))
+    assert "logs/prompts/beta.log" in last and "alpha" not in last
+
+
+# --- full disks, second runs, Ctrl-C -----------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the space that is left."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def mid_generation(run: FaultRun, count: int = 20) -> None:
+    """Returns when `count` answers of this run are journalled."""
+    start = run.answers().total()
+    eventually(lambda: run.answers().total() >= start + count, f"{count} answers")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_stops_the_run_and_freed_space_lets_it_go_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "16m"):
+        run = FaultRun(tmp_path / "disk" / "run", {"alpha": 150})
+        run.record = tmp_path / "requests.jsonl"
+        with run.running() as process:
+            mid_generation(run)
+            ballast = fill(run.folder)
+            assert process.wait(60) != 0
+            # The terminal is on the full disk too.
+        ballast.unlink()
+        kept = run.answers()
+        run.unlock()
+        with run.asked() as asked:
+            run.snakemake()
+        assert len(asked) == 150 - len(kept)
+
+
+def test_a_file_limit_is_told_by_the_journal_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path / "run", {"alpha": 150})
+    with run.running() as process:
+        mid_generation(run)
+        (segment,) = run.segments()
+        limit = segment.stat().st_size + 4000
+        resource.prlimit(run.status("alpha")["pid"], resource.RLIMIT_FSIZE, (limit, limit))
+        assert process.wait(60) != 0
+    line = (
+        r"journal/alpha: an entry could not be written \(File too large\); free space or raise the limit, .*"
+    )
+    assert_reported(run.terminal, line, "logs/generate/alpha.log")
+    kept = run.answers()
+    with run.asked() as asked:
+        run.snakemake()
+    assert len(asked) == 150 - len(kept)
+    assert max(run.answers().values()) == 1
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path / "run", {"alpha": 120})
+    with run.running() as process:
+        mid_generation(run)
+        terminal = failing(run)
+        assert "Directory cannot be locked" in terminal and "Eyas: " not in terminal
+        assert process.wait(60) == 0, run.terminal
+    assert run.answered_by_server() == run.answers() and len(run.answers()) == 120
+
+
+def test_a_second_run_on_the_same_journal_is_told_who_writes_it(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path / "run", {"alpha": 200})
+    second = FaultRun(tmp_path / "second", {"alpha": 200})
+    second.config["journal"] = str(run.folder / "journal")
+    second.save()
+    with run.running() as process:
+        mid_generation(run)
+        terminal = failing(second)
+        pid = run.status("alpha")["pid"]
+        line = rf'{run.folder}/journal/alpha: another run is writing this journal .*"pid": {pid}.*; wait for it, .*'
+        assert_reported(terminal, line, "logs/generate/alpha.log")
+        assert process.wait(60) == 0, run.terminal
+    with second.asked() as asked:
+        second.snakemake()
+    assert asked == [] and second.requests() == []
+
+
+def test_ctrl_c_leaves_no_server_and_no_lock(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path / "run", {"alpha": 150, "beta": 20})
+    with run.running() as process:
+        mid_generation(run)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) != 0
+        eventually(
+            lambda: not run.processes(), "no process is left", run.config["server"]["idle_timeout"] + 10
+        )
+    assert "Traceback" not in run.terminal
+    kept = run.answers()
+    assert len(kept) >= 20
+    with run.asked() as asked:
+        run.snakemake()
+    assert len(asked) == 170 - len(kept)
+    assert max(run.answers().values()) == 1

@@ -476,6 +476,10 @@ _KNOWN_CAUSES: tuple[tuple[str, str], ...] = (
         r"unknown model architecture",
         "server.engine.model_file: this llama.cpp does not know the model's architecture; use another file or a newer xllamacpp",
     ),
+    (
+        r"error loading model: (.*)",
+        r"server.engine.model_file: llama.cpp cannot load the file (\1); fetch it again (make model) or correct the path",
+    ),
 )
 
 
@@ -553,7 +557,10 @@ class LlamaCpp(Engine):
         return ports
 
     def explain(self, log: str) -> str | None:
-        return next((cause for pattern, cause in _KNOWN_CAUSES if re.search(pattern, log)), None)
+        for pattern, cause in _KNOWN_CAUSES:
+            if match := re.search(pattern, log):
+                return match.expand(cause)
+        return None
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
         """As in Engine; raises Retry while the server is not there or still loads."""

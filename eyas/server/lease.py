@@ -234,6 +234,15 @@ def _in_job_without_gpus() -> bool:
     return "SLURM_JOB_ID" in os.environ and gpus in (None, "", "NoDevFiles")
 
 
+def _environment() -> dict[str, str]:
+    """This process's, without the thread counts of a Snakemake job with `threads: 0`: OpenMP refuses them."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.endswith("_NUM_THREADS") and value == "0")
+    }
+
+
 class _Started:
     """A server that holders start themselves."""
 
@@ -297,7 +306,8 @@ class _Started:
             text = ""
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[eyas]")]
         cause = (
-            self.engine.explain(text) or f"the server ended; its last words: {lines[-1] if lines else 'none'}"
+            self.engine.explain(text)
+            or f"server.engine: the server ended; its last words: {lines[-1] if lines else 'none'}"
         )
         return f"{cause}; its whole log is {self.state.log}"
 
@@ -352,7 +362,7 @@ class _Started:
         key = secrets.token_urlsafe(32)
         plan = Plan(
             processes=[
-                Process(launch.argv, {**os.environ, **launch.env, "EYAS_API_KEY": key}, launch.url)
+                Process(launch.argv, {**_environment(), **launch.env, "EYAS_API_KEY": key}, launch.url)
                 for launch in launches
             ],
             key=key,
