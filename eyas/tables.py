@@ -170,11 +170,10 @@ class _IntegerLists:
     def take(self) -> pa.Array:
         array = pa.ListArray.from_arrays(
             pa.array(self._ends, pa.int32()),
-            pa.array(np.frombuffer(bytes(self._buffer), self._dtype)),
+            pa.array(np.frombuffer(self._buffer, self._dtype)),  # no copy: the array keeps this buffer
             type=self._field.type,
         )
-        self._buffer.clear()
-        self._ends = [0]
+        self._buffer, self._ends = bytearray(), [0]
         return array
 
 

@@ -92,7 +92,7 @@ def _pieces(random: np.random.Generator) -> list[str]:
 
 @cache
 def pool() -> list[Answer]:
-    """The answers. Outputs have 300 tokens on average and up to 8,192, prompts 180; 96 % close their reasoning."""
+    """The answers. Outputs have 330 tokens on average and up to 8,192, prompts 180; 96 % close their reasoning."""
     random = np.random.default_rng(7)
     pieces = _pieces(random)
     # Word frequencies: the r-th most frequent id is drawn with probability ~ 1/r.
@@ -108,7 +108,7 @@ def pool() -> list[Answer]:
     answers = []
     for _ in range(POOL):
         prompt_ids = draw(length(130, 0.8, 4_096))
-        ids = draw(length(180, 1.0, LIMIT))
+        ids = draw(length(200, 1.0, LIMIT))
         if random.random() < 0.98:
             ids[int(len(ids) * random.uniform(0.3, 0.9))] = CLOSE
         cut = len(ids) >= LIMIT or random.random() < 0.02

@@ -35,7 +35,8 @@ def test_memory(
 ) -> None:
     folder.prepare(operation)
     tenth.prepare(operation)
-    few = peak(operation, tenth)
+    # The highest of three: how an allocator's heap grows is partly luck, and a run of ten times the length has more of it.
+    few = max(peak(operation, tenth) for _ in range(3))
     many = benchmark.pedantic(peak, args=(operation, folder), rounds=1)
     tell(f"memory of {operation}", ratio=many / few, MB_at_a_tenth=round(few / 1e6), MB=round(many / 1e6))
     if full:
