@@ -64,6 +64,7 @@ def test_finished_run(finished: Run, times: int, benchmark: Any, tell: Callable[
         *("--directory", str(trivial), "--snakefile", str(trivial / "Snakefile")),
     ]
     seconds(base, finished.folder)
+    assert not finished.jobs()
     ours, theirs = compare(benchmark, finished.command(), base, finished.folder, times)
     tell("finished run", ratio=ours / theirs, s=ours, trivial_Snakefile_s=theirs)
 
