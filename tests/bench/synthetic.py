@@ -92,7 +92,7 @@ def _pieces(random: np.random.Generator) -> list[str]:
 
 @cache
 def pool() -> list[Answer]:
-    """The answers. Outputs have 330 tokens on average and up to 8,192, prompts 180; 98 % close their reasoning."""
+    """The answers. Outputs have 350 tokens on average and up to 8,192, prompts 180; 98 % close their reasoning."""
     random = np.random.default_rng(7)
     pieces = _pieces(random)
     # Word frequencies: the r-th most frequent id is drawn with probability ~ 1/r.
