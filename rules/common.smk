@@ -80,6 +80,8 @@ CODE = {
     ),
     "plugins": json.dumps(list(STAGES.plugin_files)),
 }
+# `exec`: a signal to the job reaches the program and not a shell around it.
 PROGRAM = (
-    "PYTHONPATH={resources.root:q} {resources.python:q} -P {resources.root:q}/scripts"
+    "exec env PYTHONPATH={resources.root:q}"
+    " {resources.python:q} -P {resources.root:q}/scripts/"
 )

@@ -23,7 +23,7 @@ rule export:
             STAGES, "export", exporter=wildcards.exporter
         ),
     shell:
-        PROGRAM + "/export.py"
+        PROGRAM + "export.py"
         " --settings {params.settings:q}"
         " --plugins {resources.plugins:q}"
         " --table {input:q}"

@@ -29,7 +29,7 @@ rule generate:
         settings=settings("generate"),
         code=code("generate"),
     shell:
-        PROGRAM + "/generate.py"
+        PROGRAM + "generate.py"
         " --settings {params.settings:q}"
         " --access {resources.access:q}"
         " --prompts {input:q}"

@@ -17,7 +17,7 @@ rule mix:
         settings=settings("mix"),
         code=code("mix"),
     shell:
-        PROGRAM + "/mix.py"
+        PROGRAM + "mix.py"
         " --settings {params.settings:q}"
         " --tables {input:q}"
         " --train {output.train:q}"

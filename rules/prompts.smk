@@ -22,7 +22,7 @@ rule prompts_of_dataset:
         names=source_names,
         code=code("prompts"),
     shell:
-        PROGRAM + "/prompts.py"
+        PROGRAM + "prompts.py"
         " --settings {params.settings:q}"
         " --plugins {resources.plugins:q}"
         " --files {input:q}"

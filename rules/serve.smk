@@ -10,6 +10,4 @@ rule serve:
         **CODE,
         access=canonical(STAGES.access()),
     shell:
-        "exec env " + PROGRAM + "/serve.py"
-        " --access {resources.access:q}"
-        " --log {log:q}"
+        PROGRAM + "serve.py" " --access {resources.access:q}" " --log {log:q}"

@@ -21,7 +21,7 @@ rule stats_of_dataset:
     params:
         code=code("stats"),
     shell:
-        PROGRAM + "/stats.py"
+        PROGRAM + "stats.py"
         " --dataset {wildcards.dataset:q}"
         " --prompts {input.prompts:q}"
         " --outcomes {input.outcomes:q}"

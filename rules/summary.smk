@@ -30,7 +30,7 @@ rule summary:
         settings=settings("summary"),
         code=code_digests(STAGES),
     shell:
-        PROGRAM + "/summary.py"
+        PROGRAM + "summary.py"
         " --settings {params.settings:q}"
         " --code {params.code:q}"
         " --out {output.json:q}"

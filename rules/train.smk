@@ -24,7 +24,7 @@ rule train_of_dataset:
         settings=settings("train"),
         code=code("train"),
     shell:
-        PROGRAM + "/train.py"
+        PROGRAM + "train.py"
         " --settings {params.settings:q}"
         " --prompts {input.prompts:q}"
         " --responses {input.responses:q}"

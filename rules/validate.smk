@@ -20,7 +20,7 @@ rule validate:
         settings=settings("validate"),
         code=code("validate"),
     shell:
-        PROGRAM + "/validate.py"
+        PROGRAM + "validate.py"
         " --settings {params.settings:q}"
         " --plugins {resources.plugins:q}"
         " --responses {input:q}"
