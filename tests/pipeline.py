@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -51,9 +52,9 @@ class Run:
     """A working directory with a config, source files and recorded requests."""
 
     def __init__(self, folder: Path, datasets: dict[str, int]) -> None:
-        self.folder = folder
+        self.folder = self.cwd = folder
         self.config = copy.deepcopy(CONFIG)
-        (folder / "data").mkdir(parents=True)
+        (folder / "data").mkdir(parents=True, exist_ok=True)
         make_model(folder / "tiny.gguf")
         self.record = folder / "requests.jsonl"
         for name, count in datasets.items():
@@ -71,7 +72,7 @@ class Run:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False))
 
     def command(self, *arguments: str, snakefile: Path | None = None) -> list[str]:
-        """A snakemake call as a user of the checkout would type it."""
+        """A snakemake call as a user with a checkout elsewhere would type it."""
         return [
             sys.executable,
             "-m",
@@ -90,7 +91,7 @@ class Run:
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             self.command(*arguments, **options),
-            cwd=self.folder,
+            cwd=self.cwd,
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -104,7 +105,9 @@ class Run:
 
     def environment(self) -> dict[str, str]:
         """The environment of a run; a started fake server records its requests."""
-        return {**os.environ, "FAKE_ARGUMENTS": f"--record {self.record} --delay 0.02 --slots 16"}
+        # With bytecode kept, a call of snakemake takes half the time.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {**inherited, "FAKE_ARGUMENTS": f"--record {self.record} --delay 0.02 --slots 16"}
 
     def jobs(self, *arguments: str, **options: Any) -> Counter[str]:
         """The jobs that a run executes, as `rule` or `rule dataset`, targets left out."""
@@ -126,14 +129,42 @@ class Run:
         new += self.requests()[before:]
 
 
+def checkout(folder: Path) -> Path:
+    """A git repository of its own on branch `main` with the files of this one as they are now."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    commit(folder)
+    return folder
+
+
+def commit(folder: Path) -> None:
+    """Everything in the repository, committed to its current branch."""
+    git(folder, "add", "--all")
+    git(folder, "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "as is")
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "core.hooksPath=/dev/null", *arguments], cwd=folder, check=True)
+
+
 TARGETS = {"all", "prompts", "responses", "verdicts", "stats", "train"}
 
 
 def executed(output: str) -> Counter[str]:
-    """Jobs in Snakemake's output, as `rule` or `rule dataset`."""
+    """Jobs in Snakemake's output, as `rule` or `rule dataset`; a module's prefix `eyas_` is left out."""
     jobs: Counter[str] = Counter()
     for block in re.split(r"\n(?=\[|rule |localrule )", output):
-        if match := re.search(r"^(?:local)?rule (?:\w+_from_)?(\w+):$", block, re.MULTILINE):
+        if match := re.search(r"^(?:local)?rule (?:eyas_)?(\w+):$", block, re.MULTILINE):
             rule = match[1]
             wildcards = re.search(r"wildcards: (?:dataset|place)=([^,\n]+)", block)
             if rule not in TARGETS:
