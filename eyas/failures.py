@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eyas.program import DONE
+from eyas.program import DONE, INTERRUPTED
 
 SILENT = "its log ends without a reason; it was killed, ran out of memory, or could not write (see above)"
 SERVE = "serve.log"  # grows while another terminal holds a server
@@ -44,23 +44,21 @@ def failed_jobs(logs: Path, earlier: Mapping[Path, int]) -> list[tuple[Path, str
 
 def report_failures(logs: Path, earlier: Mapping[Path, int], argv: Sequence[str]) -> str:
     """The report, with the command that resumes. argv: Snakemake's own command line."""
-    jobs = failed_jobs(logs, earlier)
     # Eight datasets that fail for one reason are one line.
     by_reason: dict[str, list[str]] = {}
-    for log, reason in jobs:
+    for log, reason in failed_jobs(logs, earlier):
         by_reason.setdefault(reason, []).append(str(log))
-    lines = [f"  {reason}\n    log: {', '.join(where)}" for reason, where in by_reason.items()]
-    count = f"{len(jobs)} jobs" if len(jobs) > 1 else "1 job"
-    return "\n".join(
-        [
-            "",
-            f"Eyas: {count} failed:",
-            *(lines or ["  no job says why; see above"]),
+    if set(by_reason) == {INTERRUPTED}:
+        lines = ["Eyas: interrupted. Nothing finished is lost. Go on with:"]
+    else:
+        count = sum(map(len, by_reason.values()))
+        lines = [
+            f"Eyas: {count} jobs failed:" if count > 1 else "Eyas: a job failed:",
+            *(f"  {reason}\n    log: {', '.join(where)}" for reason, where in by_reason.items()),
+            *([] if by_reason else ["  it could not say why; see above"]),
             "Nothing finished is lost. Mend that, then go on with:",
-            f"  {command(argv)}",
-            "",
         ]
-    )
+    return "\n".join(["", *lines, f"  {command(argv)}", ""])
 
 
 def command(argv: Sequence[str]) -> str:

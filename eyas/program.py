@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eyas.errors import EyasError
 
+INTERRUPTED = "interrupted"
 DONE = "done"  # the last line in the log of a job that succeeded
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -36,7 +37,7 @@ def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
     try:
         main(arguments)
     except KeyboardInterrupt:
-        logging.error("interrupted; run the same command again to go on")
+        logging.error(INTERRUPTED)
         sys.exit(130)
     except Exception as error:
         line = explain(error)
