@@ -10,7 +10,7 @@ import logging
 import re
 
 HANDLER = "DefaultStreamHandler"  # as snakemake.logging names the one that writes to the terminal
-_COMMAND = re.compile(r"\bCommand '.*' returned non-zero", re.DOTALL)
+_COMMAND = re.compile(r"\bCommand '.*' (?=returned non-zero|died with)", re.DOTALL)
 
 
 def shorten(logger: logging.Logger) -> None:
@@ -30,10 +30,9 @@ class Brief(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         brief = copy.copy(record)
         if isinstance(brief.msg, str):
-            brief.msg = _COMMAND.sub("The command returned non-zero", brief.msg)
+            brief.msg = _COMMAND.sub("The command ", brief.msg)
         if getattr(brief, "shellcmd", None):
             brief.shellcmd = None
-        resources = getattr(brief, "resources", None)
-        if hasattr(resources, "items"):
-            brief.resources = {name: value for name, value in resources.items() if not isinstance(value, str)}
+        if items := getattr(getattr(brief, "resources", None), "items", None):
+            brief.resources = {name: value for name, value in items() if not isinstance(value, str)}
         return self._full.format(brief)
