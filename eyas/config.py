@@ -606,14 +606,24 @@ class Stages:
 
 def canonical(settings: Section) -> str:
     """One line of JSON, keys sorted: equal settings give equal text whatever the order in the config file."""
-    text = json.dumps(
-        msgspec.to_builtins(settings), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    )
-    if len(text.encode()) > PARAMS_LIMIT:
+    value = msgspec.to_builtins(settings)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    if (size := len(text.encode())) > PARAMS_LIMIT:
+        dataset = f"datasets.{value['dataset']}: " if "dataset" in value else ""
         raise EyasError(
-            f"the settings of one job take {len(text.encode()):,} bytes, the limit is {PARAMS_LIMIT:,}; move long texts into files"
+            f"{dataset}the settings of one job take {size:,} bytes, more than the {PARAMS_LIMIT:,} that a command line "
+            f"safely holds; shorten `{'.'.join(_longest(value)[1])}`"
         )
     return text
+
+
+def _longest(value: Any) -> tuple[int, list[str]]:
+    """Length and path of the longest single value within `value`."""
+    if not isinstance(value, dict) or not value:
+        return len(str(value)), []
+    inner = {key: _longest(item) for key, item in value.items()}
+    key = max(inner, key=lambda key: inner[key][0])
+    return inner[key][0], [key, *inner[key][1]]
 
 
 def fingerprint(value: Any) -> str:

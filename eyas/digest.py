@@ -18,18 +18,9 @@ from eyas.plugins import BUILT_IN
 PACKAGE = Path(__file__).parent
 STAGES = ("prompts", "generate", "validate", "stats", "train", "mix", "export", "summary")
 
-# Modules that carry data or messages but decide nothing in a result. A test proves that what a stage really imports
-# is its digest plus this list.
-TRANSPORT = frozenset(
-    {
-        "eyas",
-        "eyas.errors",
-        "eyas.progress",
-        "eyas.server",
-        "eyas.server.lease",
-        "eyas.server.supervisor",
-    }
-)
+# Modules that carry data or messages but decide nothing in a result, and with them what only they import. A test
+# proves that what a stage really imports is its digest plus this list.
+TRANSPORT = frozenset({"eyas", "eyas.errors", "eyas.progress", "eyas.server.lease"})
 
 
 def _path(module: str) -> Path | None:
@@ -59,7 +50,9 @@ def imports(path: Path) -> frozenset[str]:
 
 @cache
 def closure(module: str) -> frozenset[str]:
-    """The eyas modules that `module` is made of: itself and what it imports, directly or not, minus TRANSPORT."""
+    """The eyas modules that `module` is made of: itself, what it imports, directly or not, and their packages, minus
+    TRANSPORT.
+    """
     return _closure([module])
 
 
@@ -72,7 +65,7 @@ def _closure(start: Iterable[str]) -> frozenset[str]:
         if path is None or module in seen or module in TRANSPORT:
             continue
         seen.add(module)
-        todo += imports(path)
+        todo += [*imports(path), module.rpartition(".")[0]]
     return frozenset(seen)
 
 
@@ -90,6 +83,15 @@ def module_digest(module: str) -> str:
 
 def code_digest(stages: Stages, stage: str, dataset: str | None = None, exporter: str | None = None) -> str:
     """One digest over (name, bytes) of the stage's modules and of each plugin that it uses; no absolute paths."""
+    modules, strangers = parts(stages, stage, dataset, exporter)
+    lines = [*(f"{module} {module_digest(module)}" for module in sorted(modules)), *strangers]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def parts(
+    stages: Stages, stage: str, dataset: str | None = None, exporter: str | None = None
+) -> tuple[set[str], list[str]]:
+    """What a digest is made of: the eyas modules, and a line for each plugin of a stranger."""
     modules = set(closure(f"eyas.{stage}"))
     strangers: list[str] = []
     for kind, name in stages.plugins(stage, dataset, exporter):
@@ -99,8 +101,7 @@ def code_digest(stages: Stages, stage: str, dataset: str | None = None, exporter
         else:
             strangers.append(f"{kind} {name} {found.digest}")
             modules |= _closure(imports(Path(found.origin))) if Path(found.origin).is_file() else set()
-    lines = [*(f"{module} {module_digest(module)}" for module in sorted(modules)), *strangers]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return modules, strangers
 
 
 def code_digests(stages: Stages) -> str:

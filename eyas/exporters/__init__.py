@@ -1,0 +1,1 @@
+"""What a trainer reads: one module per file format."""
