@@ -22,10 +22,13 @@ from aiohttp import web
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END = 2
+FAULTS = ("500", "503", "429", "reset", "stall", "cut short", "not json")
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# Fields of a request that the reply's generation_settings do not repeat.
+NO_SETTINGS = ("prompt", "response_fields", "return_tokens", "cache_prompt")
 _CONTROL = re.compile("(" + "|".join(re.escape(text) for text in CONTROL) + ")")
 
 
@@ -62,7 +65,19 @@ def encode(text: str, special: bool = True) -> list[int]:
     return ids
 
 
-def answer(prompt: list[int], limit: int) -> list[int]:
+def piece(token: int) -> str | list[int]:
+    """What a token stands for; bytes where that is no whole text."""
+    if token < len(CONTROL):
+        return CONTROL[token]
+    byte = token - 3
+    return chr(byte) if byte < 128 else [byte]
+
+
+def decode(ids: list[int]) -> str:
+    return bytes(token - 3 for token in ids if token > 2).decode(errors="replace")
+
+
+def answer(prompt: list[int], limit: int, never_close: bool = False) -> list[int]:
     """A function of the ids: mostly well-formed, now and then unclosed, and of very different lengths."""
     digest = hashlib.sha256(json.dumps(prompt).encode()).digest()
     order = random.Random(digest)
@@ -71,16 +86,16 @@ def answer(prompt: list[int], limit: int) -> list[int]:
         for _ in range(order.choice([1, 3, 9, 30]))
     ]
     body = f"Because {digest.hex()[:12]} {' '.join(words)}."
-    close = "" if digest[0] < 20 else "\n</think>\n\n"
+    close = "" if never_close or digest[0] < 20 else "\n</think>\n\n"
     return [*encode(body + close + f"It is {digest.hex()[-6:]}", special=False), END][:limit]
 
 
 class Server:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.random = random.Random(os.getpid())
+        self.random = random.Random(os.getpid() if options.seed is None else options.seed)
         self.slots = asyncio.Semaphore(options.slots)
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.faults_shown = 0
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self.check_key], client_max_size=1 << 26)
@@ -103,7 +118,7 @@ class Server:
             {
                 "default_generation_settings": {"params": {}, "n_ctx": self.options.context},
                 "total_slots": self.options.slots,
-                "model_ftype": "Q4_1",
+                "model_ftype": self.options.quantisation,
                 "model_path": str(self.options.model),
                 "build_info": "b0-fake",
             }
@@ -117,7 +132,10 @@ class Server:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        return _json({"tokens": encode(body["content"], body.get("parse_special", True))})
+        ids = encode(body["content"], body.get("parse_special", True))
+        if body.get("with_pieces"):
+            return _json({"tokens": [{"id": token, "piece": piece(token)} for token in ids]})
+        return _json({"tokens": ids})
 
     async def completion(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -131,22 +149,25 @@ class Server:
                 400,
                 f"request ({len(prompt)} tokens) exceeds the available context size ({self.options.context} tokens), try increasing it",
                 "exceed_context_size_error",
+                n_prompt_tokens=len(prompt),
+                n_ctx=self.options.context,
             )
-        tokens = answer(prompt, min(limit, self.options.context - len(prompt)))
+        tokens = answer(prompt, min(limit, self.options.context - len(prompt)), self.options.never_close)
         if limit > 1:
+            if fault := self.fault(prompt):
+                return await self.fail(fault, request)
             self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
             try:
                 async with self.slots:
                     await asyncio.sleep(self.random.random() * self.options.delay)
                     self.record(prompt, tokens, body)
             finally:
                 self.in_flight -= 1
-        settings = {name: value for name, value in body.items() if name not in ("prompt", "response_fields")}
+        settings = {name: value for name, value in body.items() if name not in NO_SETTINGS}
         settings["logit_bias"] = [{"bias": None, "token": END}] if body.get("ignore_eos") else []
         reply = {
             "index": 0,
-            "content": bytes(token - 3 for token in tokens if token > 2).decode(errors="replace"),
+            "content": decode(tokens),
             "tokens": tokens,
             "stop": True,
             "model": str(self.options.model),
@@ -159,6 +180,32 @@ class Server:
         }
         fields = body.get("response_fields")
         return _json({name: reply[name] for name in fields} if fields else reply)
+
+    def fault(self, prompt: list[int]) -> str | None:
+        """The fault to show now: a scripted one for a text, or one of a seeded draw, each kind in turn."""
+        if self.options.fail_always and self.options.fail_always in decode(prompt):
+            return "500"
+        if self.random.random() >= self.options.faults:
+            return None
+        self.faults_shown += 1
+        return FAULTS[self.faults_shown % len(FAULTS)]
+
+    async def fail(self, fault: str, request: web.Request) -> web.StreamResponse:
+        if self.options.fault_log:
+            with self.options.fault_log.open("a") as file:
+                file.write(fault + "\n")
+        if fault.isdigit():
+            return web.Response(status=int(fault), text="fault")
+        if fault == "stall":
+            await asyncio.sleep(3600)
+        if fault == "not json":
+            return web.Response(text="<html>", content_type="application/json")
+        assert request.transport is not None
+        if fault == "cut short":
+            request.transport.write(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"tokens": [1, 2')
+            await asyncio.sleep(0.05)
+        request.transport.abort()
+        return web.Response()
 
     def record(self, prompt: list[int], tokens: list[int], body: dict[str, Any]) -> None:
         if self.options.record is None:
@@ -181,8 +228,9 @@ def _json(value: Any) -> web.Response:
     return web.json_response(value)
 
 
-def _error(status: int, message: str, kind: str) -> web.Response:
-    return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
+def _error(status: int, message: str, kind: str, **details: int) -> web.Response:
+    error = {"code": status, "message": message, "type": kind, **details}
+    return web.json_response({"error": error}, status=status)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -195,6 +243,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--delay", type=float, default=0.0, help="longest answer time in s")
     parser.add_argument("--load", type=float, default=0.0, help="time to load in s")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--never-close", action="store_true", help="no answer closes its reasoning")
+    parser.add_argument("--fail-always", help="prompts with this text get HTTP 500")
+    parser.add_argument(
+        "--faults", type=float, default=0.0, help="share of generations that fail in some way"
+    )
+    parser.add_argument("--fault-log", type=Path, help="one line for each fault shown")
+    parser.add_argument("--seed", type=int, help="of the delays and faults")
+    parser.add_argument("--quantisation", default="Q4_1", help="what the server says that it holds")
     return parser.parse_args(arguments)
 
 
