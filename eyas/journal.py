@@ -12,7 +12,6 @@ order and the first entry of a hash wins. A torn tail is cut by the next writer;
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import json
@@ -22,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,8 +36,8 @@ from eyas.records import Delivery, Reply
 
 LABEL = struct.Struct("<II1s16sI")  # skippable magic, its size, kind, hash, length of the frame
 LABEL_MAGIC = 0x184D2A50
-_HASH = struct.Struct(">QQ")  # a hash as two integers, for sorting
 LABEL_SIZE = LABEL.size - 8
+HASH_SIZE, PLACE_SIZE = 16, 8
 FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
 HEARTBEAT_STALE = 30.0  # seconds; only matters on file systems whose locks do not reach other hosts
@@ -143,34 +143,31 @@ def _whole(frame: bytes) -> bool:
 
 
 class _Index:
-    """Sorted hashes of one kind with their places: 24 bytes an entry, so that memory stays flat."""
+    """Hashes of one kind with their places, 24 bytes an entry, sorted where they lie: memory stays nearly flat."""
 
     def __init__(self) -> None:
-        self._parts = array.array("Q")  # high, low, place, high, low, place, …
+        self._entries = bytearray()  # hash, place, hash, place, …
 
     def add(self, digest: bytes, segment: int, offset: int) -> None:
-        self._parts.extend((*_HASH.unpack(digest), segment << 40 | offset))
+        self._entries += digest + (segment << 40 | offset).to_bytes(PLACE_SIZE, "big")
 
     def seal(self) -> None:
-        parts = np.frombuffer(self._parts, np.uint64).reshape(-1, 3)
-        # Stable, and appended by place: equal hashes stay in the order of their places.
-        order = np.lexsort((parts[:, 1], parts[:, 0]))
-        self.high, self.low, self.place = (parts[order, column] for column in range(3))
-        del self._parts, parts
+        # As bytes, so equal hashes stand in the order of their places.
+        np.frombuffer(self._entries, f"S{HASH_SIZE + PLACE_SIZE}").sort()
 
     def find(self, digest: bytes) -> tuple[int, int] | None:
         """(segment, offset) of the first entry with this hash."""
-        high, low = _HASH.unpack(digest)
-        at = int(np.searchsorted(self.high, np.uint64(high)))
-        while at < len(self.high) and int(self.high[at]) == high:
-            if int(self.low[at]) == low:
-                place = int(self.place[at])
-                return place >> 40, place & ((1 << 40) - 1)
-            at += 1
-        return None
+        entries, size = self._entries, HASH_SIZE + PLACE_SIZE
+        at = size * bisect_left(
+            range(len(self)), bytearray(digest), key=lambda n: entries[n * size : n * size + HASH_SIZE]
+        )
+        if entries[at : at + HASH_SIZE] != digest:
+            return None
+        place = int.from_bytes(entries[at + HASH_SIZE : at + size], "big")
+        return place >> 40, place & ((1 << 40) - 1)
 
     def __len__(self) -> int:
-        return len(self.high)
+        return len(self._entries) // (HASH_SIZE + PLACE_SIZE)
 
 
 class Journal:
