@@ -4,11 +4,11 @@ import argparse
 import logging
 
 import msgspec
-from eyas.server.serve import serve
 
 from eyas.config import AccessSettings
 from eyas.plugins import Engine, registry
 from eyas.program import run
+from eyas.server.serve import serve
 
 
 def main(a: argparse.Namespace) -> None:
