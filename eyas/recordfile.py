@@ -118,15 +118,15 @@ class Writer(Generic[T]):
             self._file.write(self._compressor.compress(bytes(self._buffer)))
             self._buffer.clear()
 
-    def __exit__(self, *exception: Any) -> bool | None:
-        try:
-            if exception[0] is None:
-                self._flush()
-                seal = msgspec.json.encode(Seal(rows=self.rows, sha256=self._digest.hexdigest()))
-                self._file.write(struct.pack("<II", SEAL_MAGIC, len(seal)) + seal)
-        finally:
-            self._file.close()
-        return self._context.__exit__(*exception)
+    def __exit__(self, *exception: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.push(self._context)
+            stack.push(self._file)
+            if exception[0] is not None:
+                raise exception[1]
+            self._flush()
+            seal = msgspec.json.encode(Seal(rows=self.rows, sha256=self._digest.hexdigest()))
+            self._file.write(struct.pack("<II", SEAL_MAGIC, len(seal)) + seal)
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
@@ -147,9 +147,10 @@ def read_seal(path: str | os.PathLike[str]) -> Seal:
     if at >= 0 and len(tail) >= at + 8:
         (size,) = struct.unpack_from("<I", tail, at + 4)
         if at + 8 + size == len(tail):
-            return msgspec.json.decode(tail[at + 8 :], type=Seal)
+            with contextlib.suppress(msgspec.MsgspecError):
+                return msgspec.json.decode(tail[at + 8 :], type=Seal)
     raise EyasError(
-        f"{path}: the file is cut short (no seal at its end); delete it and run again to rebuild it"
+        f"{path}: the file is cut short or damaged (no seal at its end); delete it and run again to rebuild it"
     )
 
 
