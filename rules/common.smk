@@ -39,11 +39,20 @@ wildcard_constraints:
     dataset="|".join(map(re.escape, DATASETS)),
 
 
+def subject(wildcards):
+    """The dataset or exporter that a job is about; nothing for a job about all datasets."""
+    return {
+        name: wildcards[name]
+        for name in ("dataset", "exporter")
+        if name in wildcards.keys()
+    }
+
+
 def settings(stage):
     """The part of the config that `stage` reads, as one canonical line."""
 
     def of(wildcards):
-        return canonical(getattr(STAGES, stage)(*wildcards))
+        return canonical(getattr(STAGES, stage)(**subject(wildcards)))
 
     return of
 
@@ -52,7 +61,7 @@ def code(stage):
     """A digest of the code that decides the output of `stage`."""
 
     def of(wildcards):
-        return code_digest(STAGES, stage, getattr(wildcards, "dataset", None))
+        return code_digest(STAGES, stage, **subject(wildcards))
 
     return of
 

@@ -18,10 +18,8 @@ rule export:
     resources:
         **CODE,
     params:
-        settings=lambda wildcards: canonical(STAGES.export(wildcards.exporter)),
-        code=lambda wildcards: code_digest(
-            STAGES, "export", exporter=wildcards.exporter
-        ),
+        settings=settings("export"),
+        code=code("export"),
     shell:
         PROGRAM + "export.py"
         " --settings {params.settings:q}"

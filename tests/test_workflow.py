@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pipeline import ROOT, Run, checkout, commit, evol_rows, executed, fake_server, git
 
-from eyas.recordfile import read_records
-from eyas.records import Response
+from eyas.recordfile import read_records, write_records
+from eyas.records import Outcome, Response
 from eyas.tables import read_table
 from eyas.train import TrainRow
 
@@ -116,14 +117,14 @@ class Finished:
     """A finished run, of which each test gets a copy: in the same place, with all file times."""
 
     def __init__(self, run: Called, top: Path) -> None:
-        self._run, self._top, self._copy = run, top, top.with_name(top.name + ".finished")
+        self._run, self.top, self._copy = run, top, top.with_name(top.name + ".finished")
         self._config = copy.deepcopy(run.config)
         self.built = run.jobs("--resources", "llm=1")
         top.rename(self._copy)
 
     def fresh(self) -> Called:
-        shutil.rmtree(self._top, ignore_errors=True)
-        subprocess.run(["cp", "-a", self._copy, self._top], check=True)
+        shutil.rmtree(self.top, ignore_errors=True)
+        subprocess.run(["cp", "-a", self._copy, self.top], check=True)
         self._run.config = copy.deepcopy(self._config)
         return self._run
 
@@ -313,12 +314,42 @@ def test_without_snakemakes_own_records_nothing_runs_and_changes_go_unnoticed(fi
     assert not run.jobs()
 
 
+@pytest.mark.parametrize("finished", ["plain", "directory"], indirect=True)
+def test_a_moved_run_asks_for_nothing(finished: Finished) -> None:
+    run = copy.copy(finished.fresh())
+    moved = finished.top.rename(finished.top.with_name("moved elsewhere"))
+    for place in ("folder", "code", "cwd"):
+        setattr(run, place, moved / getattr(run, place).relative_to(finished.top))
+    with run.asked() as asked:
+        jobs = run.jobs()
+    assert not asked
+    # Snakemake compares inputs by path, so data shipped with a workflow that lies elsewhere is read again.
+    assert jobs == (Counter() if run.way == "plain" else onward("prompts_of_dataset", "gamma") + TAIL)
+
+
 @pytest.mark.parametrize("finished", ["module"], indirect=True)
 def test_as_a_module_with_prefixed_rules_nothing_is_stale(finished: Finished) -> None:
     run = finished.fresh()
     run.write_parent(" as eyas_*")
     assert not run.jobs()
     assert planned(run, "--forcerun", "eyas_mix") == TAIL
+
+
+@plain
+def test_a_changed_book_is_caught_and_rebuilt_from_the_journal(finished: Finished) -> None:
+    run = finished.fresh()
+    before = results(run)
+    book = run.folder / "results/alpha/outcomes.jsonl.zst"
+    first, *others = read_records(book, Outcome)
+    write_records(book, [msgspec.structs.replace(first, status="failed", reason="made up"), *others])
+    done = run.snakemake(check=False)
+    assert done.returncode and executed(done.stderr) == Counter(["stats_of_dataset alpha"])
+    assert "alpha: the books do not balance: 2 outcomes are `answered`, but 3 have a verdict" in done.stderr
+    book.unlink()
+    with run.asked() as asked:
+        run.snakemake()
+    after = results(run)
+    assert not asked and {name for name in before if before[name] != after[name]} <= TIMED
 
 
 # --- targets -----------------------------------------------------------------------------------------------------
@@ -366,6 +397,15 @@ def test_one_file_builds_only_what_it_needs_and_identical_prompts_stay_apart(fin
 @plain
 def test_snakemake_finds_nothing_to_lint(finished: Finished) -> None:
     finished.fresh().snakemake("--lint")
+
+
+@plain
+def test_the_slurm_profile_plans_the_same_jobs_and_gives_the_server_its_gpus(finished: Finished) -> None:
+    run = finished.fresh()
+    shutil.rmtree(run.folder / "results")
+    assert planned(run, "--workflow-profile", "profiles/slurm") == ALL
+    held = run.snakemake("--dry-run", "--workflow-profile", "profiles/slurm", "serve").stdout
+    assert re.search(r"resources: .*\bgpu=8\b", held)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "rules").glob("*.smk")), ids=lambda path: path.stem)
