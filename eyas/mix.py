@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from eyas.config import MixSettings
 from eyas.recordfile import atomic, scratch
-from eyas.tables import GROUP_ROWS, LEVEL
+from eyas.tables import GROUP_ROWS, open_parquet
 from eyas.train import SCHEMA
 
 BUCKET_TOKENS = 8_000_000  # token slots per bucket, about 40 MB: what one sort holds in memory
@@ -65,7 +65,7 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
         for side, path in ((False, train), (True, evaluation)):
             with (
                 atomic(path) as temporary,
-                pq.ParquetWriter(temporary, SCHEMA, compression="zstd", compression_level=LEVEL) as writer,
+                open_parquet(temporary, SCHEMA) as writer,
             ):
                 for table in buckets.sorted(side):
                     writer.write_table(table, row_group_size=GROUP_ROWS)

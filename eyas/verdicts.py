@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
         ("output_tokens", pa.int32()),
     ]
 )
-GROUP_ROWS = 16_384  # rows per row group, about 2 MB in memory
+GROUP_ROWS = 8_192  # rows per row group, about 1 MB in memory
 
 
 def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> int:
