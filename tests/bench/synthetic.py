@@ -91,7 +91,7 @@ def _pieces(random: np.random.Generator) -> list[str]:
 
 
 @cache
-def pool() -> list[Answer]:
+def pool(size: int) -> list[Answer]:
     """The answers. Outputs have 350 tokens on average and up to 8,192, prompts 180; 98 % close their reasoning."""
     random = np.random.default_rng(7)
     pieces = _pieces(random)
@@ -106,7 +106,7 @@ def pool() -> list[Answer]:
         return min(most, int(random.lognormal(np.log(median), sigma)) + 4)
 
     answers = []
-    for _ in range(POOL):
+    for _ in range(size):
         prompt_ids = draw(length(130, 0.8, 4_096))
         ids = draw(length(200, 1.0, LIMIT))
         if random.random() < 0.98:
@@ -131,7 +131,7 @@ def pool() -> list[Answer]:
 
 def prompts(count: int) -> Iterator[Prompt]:
     """`count` different prompts, in the fixed order."""
-    for n, answer in zip(range(count), _endless(), strict=False):
+    for n, answer in zip(range(count), _endless(count), strict=False):
         yield Prompt(
             key=f"{n:016x}-0",
             messages=[Message(role="user", content=f"{n}{answer.prompt}")],
@@ -146,7 +146,7 @@ def entries(count: int) -> Iterator[Rendered | Answered]:
     """What `generate` journals for `prompts(count)`: a rendering and an answer each."""
     identity = render_identity(MODEL, "")
     hasher = Hasher(MODEL, GENERATE.sampling)
-    for n, (prompt, answer) in enumerate(zip(prompts(count), _endless(), strict=False)):
+    for n, (prompt, answer) in enumerate(zip(prompts(count), _endless(count), strict=False)):
         ids = [n % VOCABULARY, *answer.prompt_ids]
         yield Rendered(render=render_hash(prompt, identity), ids=ids, refusal=None)
         reply = Reply(
@@ -166,9 +166,9 @@ def entries(count: int) -> Iterator[Rendered | Answered]:
         yield Answered(reply=reply, delivery=delivery)
 
 
-def _endless() -> Iterator[Answer]:
+def _endless(count: int) -> Iterator[Answer]:
     while True:
-        yield from pool()
+        yield from pool(min(count, POOL))
 
 
 def responses(count: int) -> Iterator[Response]:
