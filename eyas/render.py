@@ -15,15 +15,29 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 import msgspec
 
 from eyas.config import ModelConfig, fingerprint
 from eyas.errors import EyasError
 from eyas.plugins import Tokenizer
-from eyas.records import Prompt
+from eyas.records import Message, Prompt
 
 FORMAT = 1  # of the rendering; a change here makes every cached rendering stale
+
+# What a template may raise on a prompt that it was not written for.
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+# What Hugging Face gives every template besides the conversation. Without them a template renders them as nothing.
+_SPECIAL = {"bos_token", "eos_token", "pad_token", "unk_token"}
 
 _MARK = "\ue000{}\ue001"
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
@@ -56,7 +70,7 @@ class Renderer:
     """Renders prompts for one served model.
 
     prefill: text that opens the answer, such as "<think>\\n"; part of the prompt, encoded as ordinary text.
-    Raises EyasError for a template that is not valid Jinja.
+    Raises EyasError for a template that is not valid Jinja, or that needs a special token which the config does not give.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer, prefill: str) -> None:
@@ -73,10 +87,16 @@ class Renderer:
         environment.globals["raise_exception"] = _refuse
         try:
             self._template = environment.from_string(tokenizer.template)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(tokenizer.template))
         except jinja2.TemplateError as error:
             raise EyasError(
                 f"the model's chat template is not valid Jinja: {error}; use a model that ships one"
             ) from error
+        for name in sorted(names & _SPECIAL - model.template_options.keys()):
+            raise EyasError(
+                f"model.template_options.{name}: the model's chat template uses `{name}`; give its text, as in the "
+                f"model's tokenizer_config.json"
+            )
         self._control = functools.lru_cache(maxsize=1024)(functools.partial(tokenizer.encode, control=True))
 
     def render(self, prompt: Prompt) -> list[int]:
@@ -95,8 +115,9 @@ class Renderer:
             [{**message, "content": _MARK.format(n)} for n, message in enumerate(messages)], tools
         )
         pieces = _MARKS.split(marked)
+        self._check_beside(prompt.messages)
         if tools:
-            self._check_tools(text, tools)
+            self._check_tools(marked, tools)
         for read in (str, str.strip):  # many templates trim contents
             parts = [read(contents[int(piece)]) if at % 2 else piece for at, piece in enumerate(pieces)]
             if "".join(parts) == text:
@@ -117,15 +138,24 @@ class Renderer:
                 add_generation_prompt=True,
                 **self._model.template_options,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except _FAILURES as error:
             raise Refused(f"the chat template refuses it: {error}") from None
 
-    def _check_tools(self, text: str, tools: list[dict[str, Any]]) -> None:
-        spelt = json.dumps(tools, ensure_ascii=False)
-        if any(tool["function"]["name"] not in text for tool in tools):
+    def _check_beside(self, messages: list[Message]) -> None:
+        """Templates spell tool calls and names in a notation of their own, so these cannot be marked."""
+        beside = [[message.name, message.tool_calls, message.tool_call_id] for message in messages]
+        if any(any(fields) for fields in beside) and self._spells_control(beside):
+            raise Refused("a control token is spelt in a tool call or a name")
+
+    def _check_tools(self, marked: str, tools: list[dict[str, Any]]) -> None:
+        if any(tool["function"]["name"] not in marked for tool in tools):
             raise Refused("the chat template drops tools (set model.tools to system)")
-        if self._tokenizer.encode(spelt, control=True) != self._tokenizer.encode(spelt, control=False):
+        if self._spells_control(tools):
             raise Refused("a control token is spelt in the tools")
+
+    def _spells_control(self, value: Any) -> bool:
+        text = json.dumps(value, ensure_ascii=False)
+        return self._tokenizer.encode(text, control=True) != self._tokenizer.encode(text, control=False)
 
 
 def _refuse(message: str) -> None:
