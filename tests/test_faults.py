@@ -8,6 +8,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -291,7 +292,7 @@ def assert_reported(terminal: str, line: str, logs: str) -> None:
     assert len(re.findall(line, report(terminal))) == 1
     assert f"    log: {logs}\n" in report(terminal)
     assert "Nothing finished is lost" in report(terminal)
-    assert f"  snakemake --snakefile {ROOT / 'Snakefile'} " in report(terminal)
+    assert f"  snakemake --snakefile {shlex.quote(str(ROOT / 'Snakefile'))} " in report(terminal)
 
 
 @pytest.fixture(scope="module")
