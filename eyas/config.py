@@ -296,17 +296,20 @@ def load(
         for name, section in merged["datasets"].items():
             _convert(section, DatasetConfig, ("datasets", str(name)), source)
     config = _convert(merged, Config, (), source)
-    found = registry(tuple(str(locate(file, root)) for file in config.plugins))
+    try:
+        found = registry(tuple(str(locate(file, root)) for file in config.plugins))
+    except EyasError as error:
+        raise EyasError(f"{source.line(['plugins'])}: plugins: {error}") from error
     try:
         _check(config, found)
         if check_files:
             _check_files(config, root)
     except OptionsError as error:
-        path = tuple(error.where.split("."))
+        path = _keys(error.where, merged)
         raise EyasError(_explain(error.error, error.options, path, source)) from None
     except EyasError as error:
         where, _, rest = str(error).partition(": ")
-        raise EyasError(f"{source.line(where.split('.'))}: {where}: {rest}") from None
+        raise EyasError(f"{source.line(_keys(where, merged))}: {where}: {rest}") from None
     return config
 
 
@@ -324,6 +327,16 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _keys(where: str, section: Any) -> tuple[str, ...]:
+    """A dotted path as keys of `section`, whose own keys may hold dots."""
+    known = map(str, section) if isinstance(section, Mapping) else ()
+    fitting = [key for key in known if f"{where}.".startswith(f"{key}.")]
+    key = max(fitting, key=len, default=where.partition(".")[0])
+    rest = where[len(key) + 1 :]
+    below = section.get(key) if isinstance(section, Mapping) else None
+    return (key, *_keys(rest, below)) if rest else (key,)
 
 
 RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datasets
@@ -375,6 +388,8 @@ def check_settings(found: Registry, name: str, section: Mapping[str, Any], where
     """A check's section with policy and defaults filled in."""
     cls = found.find("check", name, where).cls
     policy = section.get("policy", cls.default_policy)  # type: ignore[attr-defined]
+    if policy is False:
+        policy = "off"  # as YAML 1.1 reads it without quotes
     if policy not in ("reject", "mark", "off"):
         raise EyasError(f"{where}.policy: {policy!r} is not a policy; use reject, mark or off")
     options = found.options("check", name, {k: v for k, v in section.items() if k != "policy"}, where)
@@ -417,8 +432,10 @@ def _explain(
     elif missing := _MISSING.match(message):
         message = f"the key `{missing['name']}` is missing; add it (docs/config.md describes it)"
     else:
-        subject = "a name here must be " if at and at["keys"] else ""
-        message = f"{subject}{message[:1].lower()}{message[1:]}; docs/config.md lists what is allowed"
+        remedy = "docs/config.md lists what is allowed"
+        if at and at["keys"]:
+            remedy = "names here are text of letters, digits, `.`, `_` and `-` (a number needs quotes)"
+        message = f"{message[:1].lower()}{message[1:]}; {remedy}"
     return f"{source.line(path or ('',))}: {'.'.join(path) or 'the config'}: {message}"
 
 
@@ -426,7 +443,7 @@ def _keys_at(section: type[Struct], path: Sequence[str], prefix: Sequence[str]) 
     kind: Any = section
     for part in path:
         kind = next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == part), Struct)
-    extra = ["policy"] if "checks" in prefix else []
+    extra = ["policy"] if "checks" in prefix[2:3] else []
     return [*extra, *(f.encode_name for f in msgspec.structs.fields(kind))]
 
 

@@ -178,7 +178,13 @@ class Launch:
 
 
 class Engine(Plugin):
-    """Who answers: launches servers, says what they are, asks them."""
+    """Who answers: launches servers, says what they are, asks them.
+
+    model_fields: fields of the manifest that tell one model from another. A server that comes back with others
+    stops the run.
+    """
+
+    model_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Any, model: ModelConfig) -> None:
         super().__init__(options)
@@ -341,14 +347,23 @@ class Registry:
         for kind, hook in _HOOKS.items():
             for implementation in getattr(self._manager.hook, hook).get_hookimpls():
                 origin = origins[implementation.plugin_name]
-                implementation.function(partial(self._register, kind, origin))
+                try:
+                    implementation.function(partial(self._register, kind, origin))
+                except EyasError:
+                    raise
+                except Exception as error:
+                    raise EyasError(
+                        f"{origin}: {hook} fails: {type(error).__name__}: {error}; correct the plugin"
+                    ) from error
 
     def _register(self, kind: str, origin: str, cls: type[Plugin]) -> None:
         base = KINDS[kind]
         if not issubclass(cls, base):
             raise EyasError(
-                f"plugin {cls.__name__} of {origin} is registered as {kind} but is no {base.__name__}"
+                f"plugin {cls.__name__} of {origin} is registered as {kind} but is no {base.__name__}; derive it from that"
             )
+        if not isinstance(getattr(cls, "name", None), str):
+            raise EyasError(f"plugin {cls.__name__} of {origin} has no `name`; give it one")
         if (kind, cls.name) in self._found:
             raise EyasError(
                 f"{kind} plugin {cls.name!r} of {origin} is already taken by {self._found[kind, cls.name].origin}; rename it"
@@ -396,7 +411,7 @@ class OptionsError(Exception):
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise EyasError(
-            f"plugins: {path} does not exist; correct the path (relative to the working directory)"
+            f"{path} does not exist; correct the path (relative to the working directory or to the workflow)"
         )
     name = "eyas_plugin_" + hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -406,7 +421,9 @@ def _load_file(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise EyasError(f"plugins: {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise EyasError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}; correct the plugin"
+        ) from error
     return module
 
 

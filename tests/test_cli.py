@@ -334,4 +334,4 @@ def test_plugins_are_listed_with_purpose_origin_and_options(tmp_path, capsys):
 
 def test_a_missing_plugin_file_is_named(capsys):
     assert eyas.cli.main(["plugins", "nowhere.py"]) == 1
-    assert capsys.readouterr().err.startswith("eyas: error: plugins: nowhere.py does not exist")
+    assert capsys.readouterr().err.startswith("eyas: error: nowhere.py does not exist")

@@ -1,0 +1,446 @@
+"""A wrong config is told in one line: file, line, key, what is wrong, what to do; a right one means what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from eyas import schema
+from eyas.config import Config, Stages, canonical, load, locate
+from eyas.errors import EyasError
+
+BASE = """\
+model:
+  id: m
+  context: 1024
+  reasoning: {name: tags, open: "<think>", close: "</think>"}
+server:
+  engine:
+    name: llamacpp
+    model_file: x.gguf
+defaults:
+  rows: 8
+  sampling:
+    temperature: 0.6
+  checks:
+    degenerate: {policy: mark, max_period: 7}
+datasets:
+  alpha:
+    source: {name: glaive}
+    files: [alpha.json]
+  beta.v2:
+    source:
+      name: sharegpt
+    files: [beta.json]
+    rows: 3
+    sampling:
+      top_p: 0.9
+"""
+
+Write = Callable[..., Config]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Loads `text` from run.yaml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, **options: Any) -> Config:
+        Path("run.yaml").write_text(text)
+        return load(yaml.safe_load(text), [Path("run.yaml")], **options)
+
+    return write
+
+
+def replaced(old: str, new: str) -> str:
+    assert BASE.count(old) == 1, old
+    return BASE.replace(old, new)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[str, str]] = {
+    # what: (the config, the line)
+    "a misspelt key in a dataset": (
+        replaced("    rows: 3", "    rowz: 3"),
+        "run.yaml:23: datasets.beta.v2.rowz: unknown key; did you mean `rows`?",
+    ),
+    "a misspelt key in a section of a dataset": (
+        replaced("top_p", "top_pp"),
+        "run.yaml:25: datasets.beta.v2.sampling.top_pp: unknown key; did you mean `top_p`?",
+    ),
+    "a misspelt key under defaults": (
+        replaced("  rows: 8", "  rowz: 8"),
+        "run.yaml:10: datasets.alpha.rowz: unknown key; did you mean `rows`?",
+    ),
+    "a misspelt key in a section under defaults": (
+        replaced("temperature", "temprature"),
+        "run.yaml:12: datasets.alpha.sampling.temprature: unknown key; did you mean `temperature`?",
+    ),
+    "a misspelt option of a check under defaults": (
+        replaced("max_period", "maxperiod"),
+        "run.yaml:14: datasets.alpha.checks.degenerate.maxperiod: unknown key; did you mean `max_period`?",
+    ),
+    "a misspelt key in model": (
+        replaced("context", "contxt"),
+        "run.yaml:3: model.contxt: unknown key; did you mean `context`?",
+    ),
+    "a misspelt section": (
+        BASE + "expots: {}\n",
+        "run.yaml:26: expots: unknown key; did you mean `exports`?",
+    ),
+    "a misspelt option of a plugin": (
+        replaced("model_file: x.gguf", "model_file: x.gguf\n    slotz: 2"),
+        "run.yaml:9: server.engine.slotz: unknown key; did you mean `slots`?",
+    ),
+    "an option that nothing resembles": (
+        BASE + "exports: {tokens: {zzz: 1}}\n",
+        "run.yaml:26: exports.tokens.zzz: unknown key; known here: none",
+    ),
+    "a misspelt policy": (
+        replaced("policy: mark", "policy: rejct"),
+        "run.yaml:14: datasets.alpha.checks.degenerate.policy: 'rejct' is not a policy; use reject, mark or off",
+    ),
+    "a misspelt key for the policy": (
+        replaced("policy: mark", "polcy: mark"),
+        "run.yaml:14: datasets.alpha.checks.degenerate.polcy: unknown key; did you mean `policy`?",
+    ),
+    "an unknown source": (
+        replaced("name: glaive", "name: glave"),
+        "run.yaml:17: datasets.alpha.source: no source plugin named 'glave'; did you mean 'glaive'?",
+    ),
+    "an unknown source of a dataset with a dot in its name": (
+        replaced("name: sharegpt", "name: share_gpt"),
+        "run.yaml:20: datasets.beta.v2.source: no source plugin named 'share_gpt'; did you mean 'sharegpt'?",
+    ),
+    "an unknown engine": (
+        replaced("name: llamacpp", "name: zzz"),
+        "run.yaml:6: server.engine: no engine plugin named 'zzz'; known: llamacpp",
+    ),
+    "an unknown reasoning": (
+        replaced("name: tags", "name: tag"),
+        "run.yaml:4: model.reasoning: no reasoning plugin named 'tag'; did you mean 'tags'?",
+    ),
+    "an unknown check": (
+        replaced("degenerate:", "degenrate:"),
+        "run.yaml:14: datasets.alpha.checks.degenrate: no check plugin named 'degenrate'; did you mean 'degenerate'?",
+    ),
+    "an unknown exporter": (
+        BASE + "exports:\n  token: {}\n",
+        "run.yaml:27: exports.token: no exporter plugin named 'token'; did you mean 'tokens'?",
+    ),
+    "a plugin section without a name": (
+        replaced("{name: glaive}", "{nam: glaive}"),
+        "run.yaml:17: datasets.alpha.source: needs a `name`, the source plugin to use",
+    ),
+    "a word for a number": (
+        replaced("rows: 3", "rows: many"),
+        "run.yaml:23: datasets.beta.v2.rows: expected `int | null`, got `str`; docs/config.md lists",
+    ),
+    "a number out of its range": (
+        replaced("top_p: 0.9", "top_p: 1.9"),
+        "run.yaml:25: datasets.beta.v2.sampling.top_p: expected `float` <= 1.0; docs/config.md lists",
+    ),
+    "a wrong number under defaults": (
+        replaced("temperature: 0.6", "temperature: -1"),
+        "run.yaml:12: datasets.alpha.sampling.temperature: expected `float` >= 0.0; docs/config.md lists",
+    ),
+    "a wrong type of a plugin's option": (
+        replaced("model_file: x.gguf", "model_file: 3"),
+        "run.yaml:8: server.engine.model_file: expected `str`, got `int`; docs/config.md lists",
+    ),
+    "a word for a section": (
+        replaced("{name: glaive}", "glaive"),
+        "run.yaml:17: datasets.alpha.source: expected `object`, got `str`; docs/config.md lists",
+    ),
+    "a list for a section": (
+        "datasets: []\n",
+        "run.yaml:1: datasets: expected `object`, got `array`; docs/config.md lists",
+    ),
+    "an empty dataset": (
+        BASE + "  gamma:\n",
+        "run.yaml:26: datasets.gamma: expected `object`, got `null`; docs/config.md lists",
+    ),
+    "a choice that there is not": (
+        replaced("context: 1024", "tools: sytem"),
+        "run.yaml:3: model.tools: invalid enum value 'sytem'; docs/config.md lists",
+    ),
+    "a file instead of a list of files": (
+        replaced("[alpha.json]", "alpha.json"),
+        "run.yaml:18: datasets.alpha.files: expected `array`, got `str`; docs/config.md lists",
+    ),
+    "no files": (
+        replaced("[alpha.json]", "[]"),
+        "run.yaml:18: datasets.alpha.files: expected `array` of length >= 1; docs/config.md lists",
+    ),
+    "a missing key of a dataset": (
+        replaced("    files: [alpha.json]\n", ""),
+        "run.yaml:16: datasets.alpha: the key `files` is missing; add it (docs/config.md",
+    ),
+    "a missing key of a plugin": (
+        replaced("    model_file: x.gguf\n", ""),
+        "run.yaml:6: server.engine: the key `model_file` is missing; add it (docs/config.md",
+    ),
+    "a missing key of the model": (
+        replaced("  id: m\n", ""),
+        "run.yaml:1: model: the key `id` is missing; add it (docs/config.md",
+    ),
+    "a missing section": (
+        replaced("server:\n  engine:\n    name: llamacpp\n    model_file: x.gguf\n", ""),
+        "config: the config: the key `server` is missing; add it (docs/config.md",
+    ),
+    "a reserved name": (
+        replaced("  alpha:", "  summary:"),
+        "run.yaml:16: datasets.summary: the name is reserved for results/summary/; choose another",
+    ),
+    "a name that is no name of a folder": (
+        replaced("  alpha:", "  ../alpha:"),
+        "run.yaml:15: datasets: expected `str` matching regex",
+    ),
+    "a number for a name": (
+        replaced("  alpha:", "  7:"),
+        "run.yaml:15: datasets: expected `str`, got `int`; names here are text of letters",
+    ),
+    "a weight of no dataset": (
+        BASE + "mix:\n  weights: {alpha: 1, beta.v3: 2}\n",
+        "run.yaml:27: mix.weights.beta.v3: no dataset of that name; did you mean `beta.v2`?",
+    ),
+    "a weight of nothing": (
+        BASE + "mix:\n  weights: {alpha: 0}\n",
+        "run.yaml:27: mix.weights: expected `float` > 0.0; docs/config.md lists",
+    ),
+    "a plugin file that is not there": (
+        BASE + "plugins: [nowhere.py]\n",
+        "run.yaml:26: plugins: nowhere.py does not exist; correct the path",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_one_line_names_file_line_key_and_remedy(loaded: Write, what: str) -> None:
+    text, message = WRONG[what]
+    with pytest.raises(EyasError) as error:
+        loaded(text)
+    assert str(error.value).startswith(message)
+    assert re.fullmatch(r"[^\n]+: [^\n]+; [^\n]+|[^\n]+needs a `name`[^\n]+", str(error.value))
+
+
+HOOK = "from eyas import hookimpl\nfrom eyas.plugins import Check, Exporter\n"
+BROKEN = {
+    "import nowhere_at_all": "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_at_all'; correct",
+    "def (": "cannot be loaded: SyntaxError: ",
+    f"{HOOK}@hookimpl\ndef register_checks(register):\n    1 / 0": "register_checks fails: ZeroDivisionError: ",
+    f"{HOOK}@hookimpl\ndef register_checks(register):\n    register(3)": "register_checks fails: TypeError: ",
+    f"{HOOK}@hookimpl\ndef register_sources(register):\n    register(Check)": "registered as source but is no Source;",
+    f"{HOOK}class Mine(Exporter): ...\n@hookimpl\ndef register_exporters(register):\n    register(Mine)": (
+        "plugin Mine of mine.py has no `name`; give it one"
+    ),
+    f"{HOOK}class Mine(Exporter):\n    name = 'tokens'\n@hookimpl\ndef register_exporters(register):\n    register(Mine)": (
+        "exporter plugin 'tokens' of mine.py is already taken by built-in; rename it"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_plugin_is_told_with_the_line_that_asks_for_it(loaded: Write, code: str) -> None:
+    Path("mine.py").write_text(code)
+    with pytest.raises(EyasError, match=r"^run\.yaml:26: plugins: .*mine\.py") as error:
+        loaded(BASE + "plugins: [mine.py]\n")
+    assert BROKEN[code] in str(error.value) and "; " in str(error.value)
+
+
+def test_a_missing_source_file_is_told_before_any_job_runs(loaded: Write) -> None:
+    Path("alpha.json").touch()
+    loaded(BASE)
+    with pytest.raises(
+        EyasError, match=r"^run\.yaml:22: datasets\.beta\.v2\.files: beta\.json does not exist; "
+    ):
+        loaded(BASE, check_files=True)
+    Path("beta.json").mkdir()
+    with pytest.raises(EyasError, match=r"beta\.json does not exist"):
+        loaded(BASE, check_files=True)
+    Path("shipped").mkdir()
+    Path("beta.json").rmdir()
+    Path("shipped/beta.json").touch()
+    loaded(BASE, root="shipped", check_files=True)
+    assert locate("beta.json", "shipped") == Path("shipped/beta.json")
+    assert locate("alpha.json", "shipped") == Path("alpha.json")
+
+
+def test_of_several_files_the_one_that_says_it_is_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(BASE)
+    second.write_text("\n\nmodel:\n  context: none\n")
+    merged = yaml.safe_load(BASE)
+    merged["model"]["context"] = "none"
+    with pytest.raises(EyasError, match=r"second\.yaml:4: model\.context: expected `int`, got `str`"):
+        load(merged, [first, second])
+    second.write_text("\n\nmodel:\n  id: n\n")
+    with pytest.raises(EyasError, match=r"first\.yaml:3: model\.context: expected `int`, got `str`"):
+        load(merged, [first, second])
+
+
+def test_a_value_from_the_command_line_is_told_without_a_file() -> None:
+    raw = yaml.safe_load(BASE) | {"seed": "x"}
+    with pytest.raises(EyasError, match=r"^config: seed: expected `int`, got `str`; "):
+        load(raw)
+
+
+# --- meaning ------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_hold_for_every_dataset_that_does_not_say_otherwise(loaded: Write) -> None:
+    config = loaded(BASE)
+    alpha, beta = config.datasets["alpha"], config.datasets["beta.v2"]
+    assert (alpha.rows, beta.rows) == (8, 3)
+    assert (alpha.sampling.temperature, alpha.sampling.top_p) == (0.6, 1.0)
+    assert (beta.sampling.temperature, beta.sampling.top_p) == (0.6, 0.9)
+    assert alpha.checks == beta.checks == {"degenerate": {"policy": "mark", "max_period": 7}}
+
+
+def test_null_takes_a_default_back(loaded: Write) -> None:
+    assert loaded(replaced("rows: 3", "rows: null")).datasets["beta.v2"].rows is None
+
+
+def test_checks_are_merged_option_by_option(loaded: Write) -> None:
+    config = loaded(BASE + "    checks: {degenerate: {policy: reject}, length: {policy: mark}}\n")
+    assert config.datasets["beta.v2"].checks == {
+        "degenerate": {"policy": "reject", "max_period": 7},
+        "length": {"policy": "mark"},
+    }
+    assert config.datasets["alpha"].checks == {"degenerate": {"policy": "mark", "max_period": 7}}
+
+
+PLUGIN = (
+    HOOK.replace("Check, Exporter", "Conversation, Skip, Source")
+    + """
+from msgspec import Struct
+class Options(Struct, frozen=True, forbid_unknown_fields=True):
+    one: int = 1
+    two: int = 2
+class Mine(Source):
+    name = "mine"
+    Options = Options
+    def parse(self, row):
+        return Skip("never")
+@hookimpl
+def register_sources(register):
+    register(Mine)
+"""
+)
+
+
+def test_a_plugin_section_with_another_name_replaces_the_whole(loaded: Write) -> None:
+    Path("mine.py").write_text(PLUGIN)
+    text = replaced("  rows: 8", "  rows: 8\n  source: {name: mine, one: 5, two: 6}") + "plugins: [mine.py]\n"
+    text = text.replace("    source: {name: glaive}\n", "    source: {two: 7}\n")
+    config = loaded(text)
+    assert config.datasets["alpha"].source == {"name": "mine", "one": 5, "two": 7}
+    assert config.datasets["beta.v2"].source == {"name": "sharegpt"}
+    assert Stages(config).prompts("alpha").source == {"name": "mine", "one": 5, "two": 7}
+
+
+def test_policy_off_may_be_written_without_quotes(loaded: Write) -> None:
+    config = loaded(replaced("policy: mark", "policy: off"))
+    assert Stages(config).checks("alpha")["degenerate"]["policy"] == "off"
+
+
+def test_a_stage_reads_every_default_filled_in(loaded: Write) -> None:
+    stages = Stages(loaded(BASE))
+    settings = stages.validate("alpha")
+    assert settings.reasoning["opened_by_prompt"] is False and settings.reasoning["close"] == "</think>"
+    assert settings.checks["degenerate"]["max_period"] == 7
+    assert settings.checks["stop_token"]["policy"] == "reject", "checks that nobody names run too"
+    assert stages.generate("alpha").checks is None, "without a budget, checks decide nothing in generate"
+
+
+def reordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: reordered(value[key]) for key in reversed(value)}
+    return value
+
+
+def texts(config: Config) -> list[str]:
+    stages = Stages(config)
+    made: list[Any] = [stages.mix(), stages.summary(), stages.access(), stages.export("tokens")]
+    for name in sorted(config.datasets):
+        made += [stages.prompts(name), stages.generate(name), stages.validate(name), stages.train(name)]
+    return [canonical(settings) for settings in made]
+
+
+def test_the_order_of_keys_changes_no_canonical_text() -> None:
+    raw = yaml.safe_load(BASE) | {"mix": {"weights": {"alpha": 1, "beta.v2": 2}}}
+    raw["model"]["template_options"] = {"thinking": True, "effort": {"b": 1, "a": 2}}
+    assert texts(load(raw)) == texts(load(reordered(raw)))
+    assert json.dumps(raw) != json.dumps(reordered(raw))
+
+
+def test_how_a_number_is_written_changes_no_canonical_text() -> None:
+    assert texts(load(yaml.safe_load(replaced("0.6", "1")))) == texts(
+        load(yaml.safe_load(replaced("0.6", "1.0")))
+    )
+
+
+def test_a_canonical_text_is_one_line_that_reads_back(loaded: Write) -> None:
+    settings = Stages(loaded(replaced("temperature: 0.6", 'grammar: "a\\nb é"'))).generate("alpha")
+    text = canonical(settings)
+    assert "\n" not in text and "é" in text
+    assert msgspec.json.decode(text, type=type(settings)) == settings
+
+
+# --- what is generated from it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [schema.SCHEMA, schema.PAGE], ids=lambda path: path.name)
+def test_schema_and_page_are_in_step_with_the_config_classes(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == schema.generate()[path], "run `make docs`"
+
+
+def validator() -> jsonschema.Draft202012Validator:
+    read = json.loads(schema.SCHEMA.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(read)
+    return jsonschema.Draft202012Validator(read)
+
+
+SHIPPED = sorted([schema.ROOT / "config.yaml", *(schema.ROOT / "configs").rglob("*.yaml")])
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_configs_fit_schema_and_classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(schema.ROOT)
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert [error.message for error in validator().iter_errors(raw)] == []
+    config = load(raw, [path], schema.ROOT)
+    Stages(config, schema.ROOT)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a misspelt key in a dataset",
+        "a misspelt key in a section of a dataset",
+        "a misspelt key in model",
+        "a misspelt section",
+        "a misspelt option of a plugin",
+        "an option that nothing resembles",
+        "a word for a number",
+        "a number out of its range",
+        "a word for a section",
+        "a choice that there is not",
+        "no files",
+        "a missing key of the model",
+        "a missing key of a plugin",
+        "a plugin section without a name",
+    ],
+)
+def test_an_editor_with_the_schema_sees_the_error_too(what: str) -> None:
+    assert list(validator().iter_errors(yaml.safe_load(BASE))) == []
+    assert list(validator().iter_errors(yaml.safe_load(WRONG[what][0])))
