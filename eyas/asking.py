@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eyas.config import ServerConfig
 from eyas.errors import EyasError
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, Unanswered
 from eyas.plugins import Engine, GenerateRequest, Reject, Retry
 from eyas.progress import Progress, ProgressFile
-from eyas.records import Delivery, Reply
+from eyas.records import Delivery, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import seed_of
 from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 60.0  # seconds between attempts
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 TICK = 0.5  # seconds between looks at the server's ceiling
+PROBE_PAUSE, PROBE_MOST = 2.0, 60.0  # seconds between looks at a server that is away, and for one such look
 NO_REASONING = ("none", "empty", "unclosed")
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -68,7 +72,12 @@ class Asking:
         """Reads from `journal`, appends to `writer`; `journal` may be older than what is appended."""
         self.plan, self.accepts, self.server, self.engine, self.lease = plan, accepts, server, engine, lease
         self.journal, self.writer, self.show = journal, writer, show
-        self.tokenizer = engine.tokenizer(lease.urls[0], lease.key)
+        try:
+            self.tokenizer = engine.tokenizer(lease.urls[0], lease.key)
+        except Retry as cause:
+            raise EyasError(
+                f"{lease.urls[0]}: the server went away while its tokenizer was tested ({cause}); run the same command again"
+            ) from cause
         self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
@@ -78,7 +87,9 @@ class Asking:
         self.exhausted = False
         self.completions = self.silent = 0
         self.recent: deque[tuple[float, int]] = deque()
-        self.alive: asyncio.Task[None] | None = None
+        # Servers that failed a request and have not generated since.
+        self.doubts: dict[str, asyncio.Task[None]] = {}
+        self.last_sign = time.monotonic()
 
     async def run(self) -> None:
         import aiohttp
@@ -96,16 +107,18 @@ class Asking:
             try:
                 await self._loop(ticker)
             finally:
-                for task in [*self.in_flight, ticker, *([self.alive] if self.alive else [])]:
+                tasks = [*self.in_flight, ticker, *self.doubts.values()]
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*self.in_flight, ticker, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
         self._settle()
 
     async def _loop(self, ticker: asyncio.Task[None]) -> None:
         jobs = self._jobs()
         while not self.budget.reached:
-            if ticker.done():
-                ticker.result()
+            for task in (ticker, *self.doubts.values()):
+                if task.done():
+                    task.result()
             while not self.exhausted and len(self.in_flight) < self.show.progress.allowance:
                 job = await anext(jobs, None)
                 if job is None:
@@ -154,28 +167,34 @@ class Asking:
 
     async def _rendered(self, unit: Unit) -> Unit:
         """The unit with its rendering, for which the server may be needed."""
+        url = self.lease.urls[0]  # the tokenizer's
         for attempt in range(1, self.server.retries + 2):
+            while url in self.doubts:
+                await self._wait_for(self.doubts[url])
             try:
-                return await asyncio.to_thread(self._render, unit)
-            except Retry as failure:
-                cause = str(failure)
-                await self._pause(attempt)
+                async with asyncio.timeout(PROBE_MOST):
+                    rendered = await in_own_thread(lambda: self._render(unit.prompt))
+            except (Retry, TimeoutError) as failure:
+                cause = str(failure) or f"no reply within {PROBE_MOST:.0f} s"
+                self._doubt(url)
+                await asyncio.sleep(backoff(attempt))
+            else:
+                self.writer.append(rendered)
+                return self.plan.unit(unit.index, unit.prompt, rendered)
         raise EyasError(
             f"{unit.prompt.key}: the server cannot encode the prompt ({cause}); mend it and run the same command again"
         )
 
-    def _render(self, unit: Unit) -> Unit:
+    def _render(self, prompt: Prompt) -> Rendered:
         ids: list[int] | None = None
         refusal: str | None = None
         try:
-            ids = self.renderer.render(unit.prompt)
+            ids = self.renderer.render(prompt)
         except (Refused, Reject) as error:
             refusal = str(error)
         if ids is not None and not (ids and max(ids) < self.tokenizer.vocabulary_size):
             ids, refusal = None, "rendered to nothing or outside the vocabulary"
-        rendered = Rendered(render=render_hash(unit.prompt, self.plan.identity), ids=ids, refusal=refusal)
-        self.writer.append(rendered)
-        return self.plan.unit(unit.index, unit.prompt, rendered)
+        return Rendered(render=render_hash(prompt, self.plan.identity), ids=ids, refusal=refusal)
 
     async def _answer(self, job: _Job) -> None:
         """Asks until the request is answered, refused or given up, and journals what came of it."""
@@ -185,7 +204,7 @@ class Asking:
         deadline = sampling.max_new_tokens / self.server.slowest_rate + self.server.queue_wait
         cause = ""
         for attempt in range(1, self.server.retries + 2):
-            url = min(self.lease.urls, key=lambda url: self.outstanding.get(url, 0))
+            url = await self._free_url()
             self.outstanding[url] = self.outstanding.get(url, 0) + 1
             started = time.time()
             try:
@@ -199,6 +218,7 @@ class Asking:
             except (Retry, TimeoutError) as failure:
                 cause = str(failure) or f"no answer within the deadline of {deadline:.0f} s"
                 log.warning("%s sample %d, attempt %d: %s", unit.prompt.key, job.sample, attempt, cause)
+                self._doubt(url)
             else:
                 delivery = Delivery(
                     attempt=attempt,
@@ -224,7 +244,7 @@ class Asking:
                 return
             finally:
                 self.outstanding[url] -= 1
-            await self._pause(attempt)
+            await asyncio.sleep(backoff(attempt))
         self.failures[job.request] = cause
         self.show.progress.failed += 1
         self._finish(job.pending, 0)
@@ -233,7 +253,8 @@ class Asking:
         self.writer.append(entry)
         reply, progress = entry.reply, self.show.progress
         progress.tokens += len(reply.output_ids)
-        self.recent.append((time.monotonic(), len(reply.output_ids)))
+        self.last_sign = time.monotonic()
+        self.recent.append((self.last_sign, len(reply.output_ids)))
         self._finish(job.pending, self.accepts.tokens(place(reply, job.pending.unit.prompt.key, job.sample)))
         self.completions += 1
         self.silent += self.plan.reasoning.split(reply).state in NO_REASONING
@@ -253,24 +274,43 @@ class Asking:
             if self.budget.limit is not None:
                 self.show.progress.accepted = self.budget.prefix_tokens
 
-    async def _pause(self, attempt: int) -> None:
-        """Waits before the next attempt: with jitter, and for as long as no server really generates."""
-        await asyncio.sleep(min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** (attempt - 1)) * random.uniform(0.5, 1.5))
-        if self.alive is None or self.alive.done():
-            self.alive = asyncio.create_task(self._wait_alive())
-        await asyncio.shield(self.alive)
+    # --- servers that are away -----------------------------------------------------------------------------------
 
-    async def _wait_alive(self) -> None:
-        patience = time.monotonic() + self.server.start_timeout
-        while not await asyncio.to_thread(self.lease.healthy):
-            self.show.progress.message = "the server does not answer; waiting for it"
-            if time.monotonic() > patience:
+    async def _free_url(self) -> str:
+        """The least busy server; waits while all are in doubt."""
+        while not (urls := [url for url in self.lease.urls if url not in self.doubts]):
+            await self._wait_for(*self.doubts.values())
+        return min(urls, key=lambda url: self.outstanding.get(url, 0))
+
+    async def _wait_for(self, *doubts: asyncio.Task[None]) -> None:
+        done, _ = await asyncio.wait(doubts, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    def _doubt(self, url: str) -> None:
+        """Sends nothing to `url` until it really generates again, still the same model."""
+        if url not in self.doubts:
+            self.doubts[url] = asyncio.create_task(self._wait_until_back(url))
+
+    async def _wait_until_back(self, url: str) -> None:
+        progress, began = self.show.progress, time.monotonic()
+        while not await self._generates(url):
+            progress.message = f"{url} does not answer; waiting for it"
+            if time.monotonic() > max(began, self.last_sign) + self.server.start_timeout:
                 raise EyasError(
                     f"the server has not generated anything for {self.server.start_timeout:.0f} s "
                     f"({', '.join(self.lease.urls)}); start it again and run the same command: finished responses are kept"
                 )
-            await asyncio.sleep(2)
-        self.show.progress.message = ""
+            await asyncio.sleep(PROBE_PAUSE)
+        progress.message = ""
+        del self.doubts[url]
+
+    async def _generates(self, url: str) -> bool:
+        try:
+            async with asyncio.timeout(min(PROBE_MOST, self.server.start_timeout)):
+                return await in_own_thread(lambda: self.lease.healthy(url))
+        except TimeoutError:
+            return False
 
     async def _tick(self) -> None:
         progress = self.show.progress
@@ -314,3 +354,29 @@ class Asking:
             )
         for request, cause in causes.items():
             self.writer.append(Unanswered(request=request, status="failed", reason=cause))
+
+
+def backoff(attempt: int) -> float:
+    """Seconds to wait after attempt 1, 2, …, with jitter."""
+    return min(BACKOFF_MOST, math.ldexp(BACKOFF_FIRST, attempt - 1)) * random.uniform(0.5, 1.5)
+
+
+async def in_own_thread(call: Callable[[], T]) -> T:
+    """Awaits a blocking call in a daemon thread; one that hangs holds up nobody, unlike a pool's at the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_(value)
+
+    def work() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = future.set_result, call()
+        except Exception as error:  # noqa: BLE001 (it is raised where the call is awaited)
+            outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await future

@@ -488,6 +488,7 @@ class LlamaCpp(Engine):
 
     name = "llamacpp"
     Options = ServerOptions
+    model_fields = ("quantisation", "parameters", "weight_bytes", "vocabulary_size")
 
     def __init__(self, options: ServerOptions, model: ModelConfig) -> None:
         super().__init__(options, model)

@@ -137,19 +137,29 @@ class Lease:
         self._granted_at = time.monotonic()
         return self._granted
 
-    def healthy(self) -> bool:
-        """Whether some process of the server really generates; takes a second or more, so not for the event loop.
+    def healthy(self, url: str | None = None) -> bool:
+        """Whether `url`, or else some process of the server, really generates. Takes a second or more.
 
-        Raises EyasError when the server has ended for good, or is no longer the same.
+        Raises EyasError when the server has ended for good, or holds another model than before.
         """
-        for url in self.urls:
+        for asked in self.urls if url is None else [url]:
             try:
-                self._engine.inspect(url, self.key)
+                manifest = self._engine.inspect(asked, self.key)
             except Retry:
                 continue
+            self._recognise(asked, manifest)
             return True
         self.check()
         return False
+
+    def _recognise(self, url: str, manifest: dict[str, Any]) -> None:
+        known: list[dict[str, Any]] = self.manifest.get("mixed", [self.manifest])
+        for name in self._engine.model_fields:
+            if manifest.get(name) not in [one.get(name) for one in known]:
+                raise EyasError(
+                    f"server.url: {url} came back with another model ({name} {manifest.get(name)}, it was {known[0].get(name)}); "
+                    f"serve the same model again, or give this one a config of its own"
+                )
 
     def check(self) -> None:
         """Raises EyasError if a started server has ended for good."""
@@ -210,7 +220,7 @@ def _wait_until_ready(
     told = False
     while True:
         try:
-            return _join([engine.inspect(url, key) for url in urls])
+            return _join(engine, [engine.inspect(url, key) for url in urls])
         except Retry as cause:
             check()
             if time.monotonic() > deadline:
@@ -221,8 +231,13 @@ def _wait_until_ready(
             time.sleep(POLL)
 
 
-def _join(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+def _join(engine: Engine, manifests: list[dict[str, Any]]) -> dict[str, Any]:
     """One manifest for all processes: theirs if they are equal, as they are unless `server.url` mixes servers."""
+    for name in engine.model_fields:
+        if len(found := {str(manifest.get(name)) for manifest in manifests}) > 1:
+            raise EyasError(
+                f"server.url: the servers hold different models ({name} {' and '.join(sorted(found))}); list servers of one model"
+            )
     if all(manifest == manifests[0] for manifest in manifests):
         return {**manifests[0], "processes": len(manifests)}
     return {"mixed": sorted(manifests, key=fingerprint), "processes": len(manifests)}
