@@ -89,7 +89,7 @@ def test_without_weights_every_row_is_taken_once_and_unchanged(
     mixed = made()
     given = {one.id: one for rows in tables.values() for one in rows}
     assert sorted(ids(mixed.train + mixed.eval)) == sorted(given)
-    assert all(taken == given[taken.id] for taken in mixed.train + mixed.eval)
+    assert {taken.id: taken for taken in mixed.train + mixed.eval} == given
 
 
 def test_rows_of_one_prompt_are_on_one_side_across_datasets(made: Callable[..., Mixed]) -> None:
