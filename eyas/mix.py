@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eyas.config import MixSettings
+from eyas.errors import EyasError
 from eyas.recordfile import atomic, scratch
 from eyas.tables import GROUP_ROWS, open_parquet
 from eyas.train import SCHEMA
@@ -105,6 +106,12 @@ def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
     if settings.weights is None:
         return dict.fromkeys(settings.datasets, 2**64)
     available = {name: int(rows.supervised[~rows.held_out].sum()) for name, rows in brief.items()}
+    for name in settings.weights:
+        if not available[name]:
+            raise EyasError(
+                f"mix.weights.{name}: the dataset has no training rows, so nothing can be mixed with it; leave it out of "
+                f"mix.weights, or see results/{name}/stats.json for why its rows were rejected"
+            )
     size = min(available[name] / weight for name, weight in settings.weights.items())
     limits = {}
     for name, rows in brief.items():

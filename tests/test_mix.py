@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eyas.config import MixSettings
+from eyas.errors import EyasError
 from eyas.mix import MixReport, is_held_out, mix, order_hash
 from eyas.records import TrainMetadata, TrainRow
 from eyas.tables import read_table, write_table
@@ -220,9 +221,6 @@ def test_datasets_without_any_rows_give_tables_without_rows(made: Callable[..., 
     assert mixed.train == mixed.eval == []
 
 
-def test_a_weighted_dataset_without_rows_leaves_nothing_and_the_report_says_so(
-    made: Callable[..., Mixed], tables: Tables
-) -> None:
-    mixed = made(tables={**tables, "d": []}, weights={"a": 1.0, "d": 1.0})
-    assert mixed.train == []
-    assert mixed.report.dropped_by_weights["a"].rows > 500
+def test_a_weighted_dataset_without_rows_is_an_error(made: Callable[..., Mixed], tables: Tables) -> None:
+    with pytest.raises(EyasError, match=r"mix\.weights\.d: the dataset has no training rows.*leave it out"):
+        made(tables={**tables, "d": []}, weights={"a": 1.0, "d": 1.0})
