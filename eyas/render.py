@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from typing import Any
@@ -105,11 +106,12 @@ class Renderer:
             json.dumps([msgspec.to_builtins(prompt.messages), prompt.tools], ensure_ascii=False)
         ):
             raise Refused("private-use marks in the text")
+        if not all(map(_is_function, prompt.tools)):
+            raise Refused("a tool is no function with a name")
         messages = [msgspec.to_builtins(message) for message in prompt.messages]
         tools = prompt.tools if self._model.tools == "template" else []
         if prompt.tools and self._model.tools == "system":
             _tell_tools(messages, prompt.tools)
-        contents = [message["content"] for message in messages]
         text = self._apply(messages, tools)
         marked = self._apply(
             [{**message, "content": _MARK.format(n)} for n, message in enumerate(messages)], tools
@@ -118,8 +120,12 @@ class Renderer:
         self._check_beside(prompt.messages)
         if tools:
             self._check_tools(marked, tools)
-        for read in (str, str.strip):  # many templates trim contents
-            parts = [read(contents[int(piece)]) if at % 2 else piece for at, piece in enumerate(pieces)]
+        roles = list(dict.fromkeys(message["role"] for message in messages))
+        # Many templates trim contents, some those of the user alone.
+        for reads in itertools.product((str, str.strip), repeat=len(roles)):
+            read = dict(zip(roles, reads, strict=True))
+            told = [read[message["role"]](message["content"]) for message in messages]
+            parts = [told[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
             if "".join(parts) == text:
                 break
         else:
@@ -156,6 +162,11 @@ class Renderer:
     def _spells_control(self, value: Any) -> bool:
         text = json.dumps(value, ensure_ascii=False)
         return self._tokenizer.encode(text, control=True) != self._tokenizer.encode(text, control=False)
+
+
+def _is_function(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _refuse(message: str) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -178,6 +179,18 @@ def test_a_template_may_trim() -> None:
     assert spell(ids) == "[START]user\nWhy?[END]\n[START]user\nHow?[END]\n[START]assistant\n"
 
 
+def test_a_template_may_trim_one_role_and_not_the_other() -> None:
+    asked = prompt(Message(role="system", content="Be brief.\n"), " Why? ")
+    for role, system, user in (("user", "Be brief.\n", "Why?"), ("system", "Be brief.", " Why? ")):
+        template = TRIMMING.replace(
+            "message.content | trim",
+            f"(message.content | trim) if message.role == '{role}' else message.content",
+        )
+        assert spell(render(asked, template)) == (
+            f"[START]system\n{system}[END]\n[START]user\n{user}[END]\n[START]assistant\n"
+        )
+
+
 def test_without_a_trimming_template_nothing_is_trimmed() -> None:
     assert spell(render(prompt("  Why?\n\n"))) == "[START]user\n  Why?\n\n[END]\n[START]assistant\n"
 
@@ -313,6 +326,15 @@ def test_a_control_token_spelt_in_a_tool_is_refused(token: str) -> None:
     )
     assert refusal(asked, TOOLS + CHATML) == "a control token is spelt in the tools"
     assert token in spell(render(asked, tools="system")), "in the system message it is text like any other"
+
+
+@pytest.mark.parametrize("mode", ["template", "system"])
+@pytest.mark.parametrize(
+    "odd", [{"name": "look", "input_schema": {}}, {"function": "look"}, {"function": {"description": "x"}}]
+)
+def test_a_tool_of_another_shape_refuses_its_prompt_and_stops_nothing(mode: str, odd: dict[str, Any]) -> None:
+    asked = msgspec.structs.replace(prompt("Look."), tools=[tool("find"), odd])
+    assert refusal(asked, TOOLS + CHATML, tools=mode) == "a tool is no function with a name"
 
 
 def test_tools_can_be_told_in_the_system_message() -> None:
