@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,22 +103,20 @@ class Asking:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers
         ) as self.session:
-            ticker = asyncio.create_task(self._tick())
+            self.ticker = asyncio.create_task(self._tick())
             try:
-                await self._loop(ticker)
+                await self._loop()
             finally:
-                tasks = [*self.in_flight, ticker, *self.doubts.values()]
+                tasks = [*self.in_flight, self.ticker, *self.doubts.values()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         self._settle()
 
-    async def _loop(self, ticker: asyncio.Task[None]) -> None:
+    async def _loop(self) -> None:
         jobs = self._jobs()
         while not self.budget.reached:
-            for task in (ticker, *self.doubts.values()):
-                if task.done():
-                    task.result()
+            self._raise_failures()
             while not self.exhausted and len(self.in_flight) < self.show.progress.allowance:
                 job = await anext(jobs, None)
                 if job is None:
@@ -133,6 +131,12 @@ class Asking:
             done, _ = await asyncio.wait(self.in_flight, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 self.in_flight.discard(task)
+                task.result()
+
+    def _raise_failures(self) -> None:
+        """Raises what has ended the run: in the ticker, in a look at a server, in a request."""
+        for task in (self.ticker, *self.doubts.values(), *self.in_flight):
+            if task.done():
                 task.result()
 
     async def _jobs(self) -> AsyncIterator[_Job | None]:
@@ -172,10 +176,9 @@ class Asking:
             while url in self.doubts:
                 await self._wait_for(self.doubts[url])
             try:
-                async with asyncio.timeout(PROBE_MOST):
-                    rendered = await in_own_thread(lambda: self._render(unit.prompt))
-            except (Retry, TimeoutError) as failure:
-                cause = str(failure) or f"no reply within {PROBE_MOST:.0f} s"
+                rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
+            except Retry as failure:
+                cause = str(failure)
                 self._doubt(url)
                 await asyncio.sleep(backoff(attempt))
             else:
@@ -184,6 +187,17 @@ class Asking:
         raise EyasError(
             f"{unit.prompt.key}: the server cannot encode the prompt ({cause}); mend it and run the same command again"
         )
+
+    async def _in_time(self, rendering: Coroutine[Any, Any, Rendered]) -> Rendered:
+        """The rendering, unless something else ends the run before. Raises Retry for one that takes too long."""
+        task = asyncio.create_task(rendering)
+        deadline = time.monotonic() + PROBE_MOST
+        while not (await asyncio.wait({task}, timeout=TICK))[0]:
+            self._raise_failures()
+            if time.monotonic() > deadline:
+                task.cancel()
+                raise Retry(f"no reply within {PROBE_MOST:.0f} s")
+        return task.result()
 
     def _render(self, prompt: Prompt) -> Rendered:
         ids: list[int] | None = None
@@ -283,9 +297,8 @@ class Asking:
         return min(urls, key=lambda url: self.outstanding.get(url, 0))
 
     async def _wait_for(self, *doubts: asyncio.Task[None]) -> None:
-        done, _ = await asyncio.wait(doubts, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(doubts, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+        self._raise_failures()
 
     def _doubt(self, url: str) -> None:
         """Sends nothing to `url` until it really generates again, still the same model."""

@@ -125,7 +125,13 @@ class Server:
         )
 
     async def models(self, _request: web.Request) -> web.Response:
-        meta = {"vocab_type": 2, "n_vocab": 259, "n_params": 1, "size": 1, "ftype": "Q4_1"}
+        meta = {
+            "vocab_type": 2,
+            "n_vocab": 259,
+            "n_params": self.options.parameters,
+            "size": 1,
+            "ftype": "Q4_1",
+        }
         return _json(
             {"object": "list", "data": [{"id": "fake", "object": "model", "tags": [], "meta": meta}]}
         )
@@ -251,6 +257,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fault-log", type=Path, help="one line for each fault shown")
     parser.add_argument("--seed", type=int, help="of the delays and faults")
     parser.add_argument("--quantisation", default="Q4_1", help="what the server says that it holds")
+    parser.add_argument("--parameters", type=int, default=1, help="size of the model that it holds")
     return parser.parse_args(arguments)
 
 

@@ -52,7 +52,7 @@ class Stage:
             progress=base / "status.json",
         )
 
-    def settings(self, url: str) -> tuple[GenerateSettings, AccessSettings, Stages]:
+    def settings(self, url: str | list[str]) -> tuple[GenerateSettings, AccessSettings, Stages]:
         config = load(
             {
                 "model": {
@@ -84,7 +84,7 @@ class Stage:
         stages = Stages(config)
         return stages.generate(self.name), stages.access(), stages
 
-    def run(self, url: str) -> None:
+    def run(self, url: str | list[str]) -> None:
         settings, access, stages = self.settings(url)
         generate(settings, access, self.paths, stages.registry)
 

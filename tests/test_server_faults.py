@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from fake_llamacpp import FAULTS
-from stage import Stage, fake_server
+from stage import Served, Stage, fake_server
 
 import eyas.asking
 from eyas.errors import EyasError
@@ -67,26 +69,53 @@ def test_a_server_that_dies_pauses_the_queue_until_it_really_generates(tmp_path:
     assert before < 120 <= len(server.lines()) <= 120 + 8, "only what was in flight is asked twice"
 
 
-def test_a_server_that_never_comes_back_ends_the_run_and_keeps_what_is_finished(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, texts(60), server={"start_timeout": 3.0})
-    error: list[BaseException] = []
+def failing(stage: Stage, url: str | list[str]) -> tuple[threading.Thread, list[BaseException]]:
+    """`stage.run` in a thread, and what it raised."""
+    errors: list[BaseException] = []
 
-    def run(url: str) -> None:
+    def run() -> None:
         try:
             stage.run(url)
-        except EyasError as caught:
-            error.append(caught)
+        except EyasError as error:
+            errors.append(error)
 
-    with fake_server(tmp_path, "--delay", "0.2") as server:
-        thread = threading.Thread(target=run, args=(server.url,))
-        thread.start()
-        while len(server.lines()) < 20:
-            time.sleep(0.05)
-        server.process.kill()
-        thread.join(timeout=60)
-    assert "has not generated anything for 3 s" in str(error[0]) and "finished responses are kept" in str(
-        error[0]
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def until(server: Served, count: int) -> None:
+    while len(server.lines()) < count:
+        time.sleep(0.02)
+
+
+def killed(server: Served) -> None:
+    server.process.kill()
+    server.process.wait()
+
+
+def stopped(server: Served) -> None:
+    """It still accepts connections, and never says a word."""
+    server.process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("end", [killed, stopped])
+def test_a_server_that_never_comes_back_ends_the_run_and_keeps_what_is_finished(
+    tmp_path: Path, end: Callable[[Served], None]
+) -> None:
+    stage = Stage(
+        tmp_path, texts(60), server={"start_timeout": 3.0, "slowest_rate": 400.0, "queue_wait": 1.0}
     )
+    with fake_server(tmp_path, "--delay", "0.2") as server:
+        thread, errors = failing(stage, server.url)
+        until(server, 20)
+        end(server)
+        start = time.monotonic()
+        thread.join(timeout=60)
+        # The deadline of a request (2 s), start_timeout, and the last look at the server.
+        assert not thread.is_alive() and time.monotonic() - start < 12
+    assert "has not generated anything for 3 s" in str(errors[0])
+    assert "finished responses are kept" in str(errors[0])
     finished = len(server.lines())
     with Journal(stage.paths.journal) as journal:
         assert finished - 8 <= len(journal) <= finished
@@ -94,6 +123,43 @@ def test_a_server_that_never_comes_back_ends_the_run_and_keeps_what_is_finished(
     with fake_server(tmp_path) as server:
         stage.run(server.url)
     assert len(server.lines()) == finished + 60 - kept
+
+
+def test_a_server_that_stalls_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, texts(60), server={"slowest_rate": 400.0, "queue_wait": 1.0})
+    with fake_server(tmp_path, "--delay", "0.2") as server:
+        thread, errors = failing(stage, server.url)
+        until(server, 20)
+        stopped(server)
+        time.sleep(5)
+        server.process.send_signal(signal.SIGCONT)
+        thread.join(timeout=60)
+    assert not thread.is_alive() and not errors
+    assert len(stage.responses()) == 60
+    assert len(server.lines()) <= 60 + 8, "only what was in flight is asked twice"
+
+
+def test_one_dead_server_of_two_swallows_no_request(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, texts(200), server={"retries": 1})
+    with fake_server(tmp_path, "--delay", "0.1") as first, fake_server(tmp_path, "--delay", "0.1") as second:
+        thread, errors = failing(stage, [first.url, second.url])
+        until(first, 40)
+        killed(second)
+        thread.join(timeout=60)
+    assert not thread.is_alive() and not errors
+    assert len(stage.responses()) == 200
+    assert len(first.lines()) <= 200 + 8
+
+
+def test_servers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, texts(3))
+    with (
+        fake_server(tmp_path) as first,
+        fake_server(tmp_path, "--parameters", "2") as second,
+        pytest.raises(EyasError, match=r"server\.url: .*different models \(parameters 1 and 2\)"),
+    ):
+        stage.run([first.url, second.url])
+    assert not first.lines()
 
 
 def test_a_refused_key_stops_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,23 +184,28 @@ def test_a_server_with_another_model_is_not_asked(tmp_path: Path) -> None:
     assert not server.lines()
 
 
-def test_a_server_that_comes_back_as_another_model_stops_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (("--quantisation", "Q8_0"), "model.quantisation: the server holds Q8_0 weights, not Q4_1"),
+        (
+            ("--parameters", "2"),
+            "came back with another model (parameters 2, it was 1); serve the same model again",
+        ),
+    ],
+)
+def test_a_server_that_comes_back_as_another_model_is_not_asked(
+    tmp_path: Path, other: tuple[str, ...], line: str
+) -> None:
     stage = Stage(tmp_path, texts(60))
-    error: list[BaseException] = []
-
-    def run(url: str) -> None:
-        try:
-            stage.run(url)
-        except EyasError as caught:
-            error.append(caught)
-
     with fake_server(tmp_path, "--delay", "0.2") as server:
-        thread = threading.Thread(target=run, args=(server.url,))
-        thread.start()
-        while len(server.lines()) < 20:
-            time.sleep(0.05)
-        server.process.kill()
-        server.process.wait()
-        with fake_server(tmp_path, "--port", str(urlsplit(server.url).port), "--quantisation", "Q8_0"):
+        thread, errors = failing(stage, server.url)
+        until(server, 20)
+        killed(server)
+        port = str(urlsplit(server.url).port)
+        with fake_server(tmp_path, "--port", port, "--record", str(tmp_path / "other"), *other):
             thread.join(timeout=60)
-    assert "model.quantisation" in str(error[0])
+    assert line in str(errors[0])
+    assert not (tmp_path / "other").exists(), "no prompt reached the other model"
+    with Journal(stage.paths.journal) as journal:
+        assert len(journal) >= 20
