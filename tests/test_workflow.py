@@ -213,12 +213,22 @@ def more_rows(run: Called) -> None:
     run.config["datasets"]["alpha"]["rows"] += 2
 
 
+DECIDE_NOTHING: dict[str, Callable[[Called], None]] = {
+    "nothing": lambda run: None,
+    "another branch visited": visit_another_branch,
+    "every source file touched": touch_everything,
+    "key order, and defaults spelled out": reorder_and_spell_out,
+    "server address and settings": serve_differently,
+}
+
+
+def all_that_decides_nothing(run: Called) -> None:
+    for make in DECIDE_NOTHING.values():
+        make(run)
+
+
 CHANGES = [
-    Change("nothing", lambda run: None),
-    Change("every source file touched", touch_everything),
-    Change("another branch visited", visit_another_branch),
-    Change("key order, and defaults spelled out", reorder_and_spell_out),
-    Change("server address and settings", serve_differently),
+    Change("all that decides nothing, at once", all_that_decides_nothing),
     Change(
         "temperature of one dataset",
         lambda run: run.config["datasets"]["alpha"].update(sampling={"temperature": 0.9}),
@@ -247,6 +257,16 @@ CHANGES = [
     ),
     Change("a dataset removed", lambda run: run.config["datasets"].pop("beta"), TAIL),
 ]
+
+
+@plain
+@pytest.mark.parametrize("name", DECIDE_NOTHING)
+def test_what_decides_nothing_runs_nothing(finished: Finished, name: str) -> None:
+    run = finished.fresh()
+    DECIDE_NOTHING[name](run)
+    run.save()
+    done = run.snakemake()
+    assert not executed(done.stderr), reasons(done.stderr)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
@@ -305,13 +325,16 @@ def test_results_come_back_byte_for_byte_without_server_and_engine(finished: Fin
 
 
 @plain
-def test_without_snakemakes_own_records_nothing_runs_and_changes_go_unnoticed(finished: Finished) -> None:
+def test_without_snakemakes_own_records_changes_go_unnoticed_until_all_is_forced(finished: Finished) -> None:
     run = finished.fresh()
     shutil.rmtree(run.folder / ".snakemake")
     assert not run.jobs()
     run.config["datasets"]["alpha"]["sampling"] = {"temperature": 0.9}
     run.save()
     assert not run.jobs()
+    with run.asked() as asked:
+        assert run.jobs("--forceall") == ALL
+    assert Counter(question(generation["prompt"]).split()[0] for generation in asked) == {"alpha": 3}
 
 
 @pytest.mark.parametrize("finished", ["plain", "directory"], indirect=True)
