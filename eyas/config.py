@@ -191,7 +191,7 @@ class MixConfig(Section, frozen=True):
     """How the datasets become one training set."""
 
     weights: Annotated[
-        dict[str, Annotated[float, Meta(gt=0)]] | None,
+        Annotated[dict[str, Annotated[float, Meta(gt=0)]], Meta(min_length=1)] | None,
         Meta(
             description="Share of supervised tokens per dataset, relative to each other; no row is used twice, so the scarcest dataset decides the size. Null takes everything."
         ),

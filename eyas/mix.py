@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eyas.columns import read_columns
 from eyas.config import MixSettings
 from eyas.errors import EyasError
 from eyas.recordfile import atomic, scratch
@@ -87,7 +88,7 @@ def is_held_out(group: str, share: float) -> bool:
 
 def _brief(path: Path, settings: MixSettings) -> _Rows:
     order, held_out, supervised = [], [], []
-    for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=_COLUMNS):
+    for batch in read_columns(path, _COLUMNS, BATCH_ROWS):
         metadata = batch.column("metadata")
         order += [order_hash(settings.seed, row_id) for row_id in batch.column("id").to_pylist()]
         held_out += [is_held_out(group, settings.eval_share) for group in metadata.field("group").to_pylist()]
@@ -175,7 +176,7 @@ class _Buckets:
 
 def _scatter(name: str, path: Path, rows: _Rows, limit: int, buckets: _Buckets, counts: MixReport) -> None:
     start = 0
-    for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+    for batch in read_columns(path, SCHEMA.names, BATCH_ROWS):
         end = start + batch.num_rows
         order, held_out = rows.order[start:end], rows.held_out[start:end]
         supervised = rows.supervised[start:end]

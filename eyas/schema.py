@@ -104,7 +104,7 @@ def _builtins() -> list[Found]:
 def _policy(found: Found) -> dict[str, Any]:
     assert issubclass(found.cls, Check)
     return {
-        "enum": ["reject", "mark", "off"],
+        "enum": ["reject", "mark", "off", False],  # a bare `off` is false in YAML 1.1
         "default": found.cls.default_policy,
         "description": "What a fault does: reject the row, mark it, or nothing.",
     }

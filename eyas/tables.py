@@ -124,7 +124,8 @@ def read_table(path: str | Path, record_type: type[T]) -> Iterator[T]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+        cause = " ".join(str(error).split())  # pyarrow tells some over several lines
+        raise EyasError(f"{path}: damaged ({cause}); delete it and run again to rebuild it") from None
     # pyarrow ends in silence at a page whose kind it does not know.
     if rows != expected:
         raise EyasError(

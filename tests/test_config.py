@@ -218,6 +218,10 @@ WRONG: dict[str, tuple[str, str]] = {
         BASE + "mix:\n  weights: {alpha: 0}\n",
         "run.yaml:27: mix.weights: expected `float` > 0.0; docs/config.md lists",
     ),
+    "weights of no dataset at all": (
+        BASE + "mix:\n  weights: {}\n",
+        "run.yaml:27: mix.weights: expected `object` of length >= 1; docs/config.md lists",
+    ),
     "a plugin file that is not there": (
         BASE + "plugins: [nowhere.py]\n",
         "run.yaml:26: plugins: nowhere.py does not exist; correct the path",
@@ -352,6 +356,10 @@ def test_a_plugin_section_with_another_name_replaces_the_whole(loaded: Write) ->
 def test_policy_off_may_be_written_without_quotes(loaded: Write) -> None:
     config = loaded(replaced("policy: mark", "policy: off"))
     assert Stages(config).checks("alpha")["degenerate"]["policy"] == "off"
+    assert validator().is_valid(yaml.safe_load(replaced("policy: mark", "policy: off")))
+    read = yaml.safe_load(BASE + "    checks: {degenerate: {policy: off}}\n")
+    assert read["datasets"]["beta.v2"]["checks"]["degenerate"]["policy"] is False
+    assert validator().is_valid(read)
 
 
 def test_a_stage_reads_every_default_filled_in(loaded: Write) -> None:
@@ -438,6 +446,7 @@ def test_shipped_configs_fit_schema_and_classes(path: Path, monkeypatch: pytest.
         "a word for a section",
         "a choice that there is not",
         "no files",
+        "weights of no dataset at all",
         "a missing key of the model",
         "a missing key of a plugin",
         "a plugin section without a name",

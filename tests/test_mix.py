@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,28 @@ def test_a_dataset_without_rows_is_counted_and_harmless(made: Callable[..., Mixe
     mixed, without = made(tables={**tables, "d": []}), made("without")
     assert (mixed.train, mixed.eval) == (without.train, without.eval)
     assert (mixed.report.train["d"].rows, mixed.report.eval["d"].supervised_tokens) == (0, 0)
+
+
+def test_a_flipped_bit_in_a_table_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
+    source = tmp_path / "a.parquet"
+    write_table(source, SCHEMA, [row("a", n, 50) for n in range(200)], 64)
+    whole = source.read_bytes()
+    out = [tmp_path / name for name in ("train.parquet", "eval.parquet", "mix.json")]
+    settings = MixSettings(datasets=["a"], weights=None, eval_share=0.1, seed=0)
+    mix(settings, [source], *out)
+    mixed = [path.read_bytes() for path in out]
+    noticed = 0
+    for place in range(100, len(whole) * 3 // 4, 97):  # the pages; the footer stands behind them
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        source.write_bytes(damaged)
+        try:
+            mix(settings, [source], *out)
+        except EyasError as error:
+            noticed += 1
+            assert re.search(r"a\.parquet: damaged .*; delete it and run again", str(error))
+        assert [path.read_bytes() for path in out] == mixed
+    assert noticed > 20
 
 
 def test_datasets_without_any_rows_give_tables_without_rows(made: Callable[..., Mixed]) -> None:
