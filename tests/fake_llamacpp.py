@@ -165,7 +165,8 @@ class Server:
             self.in_flight += 1
             try:
                 async with self.slots:
-                    await asyncio.sleep(self.random.random() * self.options.delay)
+                    slow = self.options.slow and self.options.slow in decode(prompt)
+                    await asyncio.sleep(1.0 if slow else self.random.random() * self.options.delay)
                     self.record(prompt, tokens, body)
             finally:
                 self.in_flight -= 1
@@ -250,6 +251,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.0, help="time to load in s")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--never-close", action="store_true", help="no answer closes its reasoning")
+    parser.add_argument("--slow", help="prompts with this text take 1 s")
     parser.add_argument("--fail-always", help="prompts with this text get HTTP 500")
     parser.add_argument(
         "--faults", type=float, default=0.0, help="share of generations that fail in some way"

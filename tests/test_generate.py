@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from multiprocessing import get_context
@@ -131,6 +132,23 @@ def test_progress_is_true_while_it_runs_and_at_the_end(tmp_path: Path) -> None:
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     last = read_progress(stage.paths.progress)
     assert last is not None and (last.state, last.done, last.in_flight) == ("done", 80, 0)
+
+
+def test_a_long_finished_part_does_not_block_the_requests_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = {"budget_tokens": 10**9}  # every finished answer is read and judged
+    with fake_server(tmp_path) as server:
+        Stage(tmp_path, texts(1500), server={"concurrency": 64}, dataset=dataset).run(server.url)
+        # In debug mode the loop warns of each step that takes longer than 0.1 s.
+        monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+        start = time.monotonic()
+        Stage(tmp_path, texts(1550), server={"concurrency": 64}, dataset=dataset).run(server.url)
+        took = time.monotonic() - start
+    assert len(server.lines()) == 1550
+    slow = [float(match[1]) for text in caplog.messages if (match := re.search(r"took ([\d.]+) s", text))]
+    # All at once would be most of the time that the second run takes.
+    assert max(slow, default=0.0) < min(0.5, took / 4), slow
 
 
 def test_failures_beyond_the_share_fail_the_job_and_are_asked_again(tmp_path: Path) -> None:
