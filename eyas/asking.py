@@ -81,7 +81,7 @@ class Asking:
         self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
-        self.failures: dict[str, str] = {}
+        self.failures: dict[str, tuple[int, str]] = {}  # by request: the unit's index, and the cause
         self.in_flight: set[asyncio.Task[None]] = set()
         self.outstanding: dict[str, int] = {}
         self.exhausted = False
@@ -259,7 +259,7 @@ class Asking:
             finally:
                 self.outstanding[url] -= 1
             await asyncio.sleep(backoff(attempt))
-        self.failures[job.request] = cause
+        self.failures[job.request] = unit.index, cause
         self.show.progress.failed += 1
         self._finish(job.pending, 0)
 
@@ -358,7 +358,9 @@ class Asking:
 
     def _settle(self) -> None:
         """Counts failures against the accepted share; settles them only if the job may succeed with them."""
-        causes = self.failures
+        # What failed beyond the budget is not needed, and stays to be asked.
+        needed = self.budget.prefix
+        causes = {request: cause for request, (index, cause) in self.failures.items() if index < needed}
         if len(causes) > self.server.failure_share * self.plan.planned:
             cause = next(iter(causes.values()))
             raise EyasError(
