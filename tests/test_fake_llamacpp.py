@@ -17,7 +17,7 @@ from eyas.config import SamplingConfig
 from eyas.engines.llamacpp import REPLY_FIELDS, read_completion, request_fields
 
 KEPT = Path(__file__).parent / "data" / "llamacpp" / "exchanges"
-SHARED = Path("/work/shared/captures/llamacpp")
+SHARED = Path(__file__).parents[2] / "shared" / "captures" / "llamacpp"
 VOCABULARY = 259
 POSTED = sorted(path.name.removesuffix(".request.json") for path in KEPT.glob("*.request.json"))
 ANSWERED = [name for name in POSTED if name in ("completion_eos", "completion_limit")]
