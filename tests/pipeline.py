@@ -124,7 +124,8 @@ class Run:
     @contextmanager
     def asked(self) -> Iterator[list[dict[str, Any]]]:
         """The generations that reach the server within the block."""
-        before, new = len(self.requests()), []
+        before = len(self.requests())
+        new: list[dict[str, Any]] = []
         yield new
         new += self.requests()[before:]
 

@@ -23,9 +23,8 @@ import pytest
 from pipeline import ROOT, Run, checkout, commit, evol_rows, executed, fake_server, git
 
 from eyas.recordfile import read_records, write_records
-from eyas.records import Outcome, Response
+from eyas.records import Outcome, Response, TrainRow
 from eyas.tables import read_table
-from eyas.train import TrainRow
 
 pytestmark = pytest.mark.workflow
 
