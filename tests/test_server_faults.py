@@ -26,6 +26,7 @@ pytestmark = pytest.mark.fault
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eyas.asking, "BACKOFF_FIRST", 0.02)
     monkeypatch.setattr(eyas.asking, "BACKOFF_MOST", 0.1)
+    monkeypatch.setattr(eyas.asking, "PROBE_PAUSE", 0.3)
 
 
 def texts(count: int) -> list[str]:
@@ -62,7 +63,7 @@ def test_a_server_that_dies_pauses_the_queue_until_it_really_generates(tmp_path:
         server.process.kill()
         server.process.wait()
         before = len(server.lines())
-        time.sleep(6)
+        time.sleep(3)  # far longer than three retries take
         with fake_server(tmp_path, "--port", port):
             thread.join(timeout=60)
     assert not thread.is_alive() and len(stage.responses()) == 120
