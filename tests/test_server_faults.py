@@ -58,8 +58,7 @@ def test_a_server_that_dies_pauses_the_queue_until_it_really_generates(tmp_path:
         port = str(urlsplit(server.url).port)
         thread = threading.Thread(target=stage.run, args=(server.url,))
         thread.start()
-        while len(server.lines()) < 30:
-            time.sleep(0.05)
+        until(server, 30)
         server.process.kill()
         server.process.wait()
         before = len(server.lines())
@@ -86,7 +85,9 @@ def failing(stage: Stage, url: str | list[str]) -> tuple[threading.Thread, list[
 
 
 def until(server: Served, count: int) -> None:
+    deadline = time.monotonic() + 60
     while len(server.lines()) < count:
+        assert time.monotonic() < deadline, f"{len(server.lines())} of {count} answers"
         time.sleep(0.02)
 
 
