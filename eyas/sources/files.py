@@ -64,8 +64,10 @@ def json_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
         try:
             row = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
+            # json calls each line its line 1.
+            what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             raise EyasError(
-                f"{path}: line {number}: not valid JSON ({error}); correct the line, or fetch the file again"
+                f"{path}: line {number}: not valid JSON ({what}); correct the line, or fetch the file again"
                 " (Eyas reads JSON Lines, a JSON array of objects, and Parquet)"
             ) from None
         if not isinstance(row, dict):
