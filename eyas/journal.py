@@ -288,6 +288,10 @@ class JournalWriter:
                 with self._writing("the last entries"):
                     os.fsync(self._fd)
                     os.close(self._fd)
+                if (
+                    self._trouble is not None
+                ):  # a write-back error is reported once, so this fsync may not repeat it
+                    raise self._error("entries could not be synced", self._trouble)
         finally:
             self._lock.truncate(0)
             self._lock.close()
@@ -343,7 +347,8 @@ class JournalWriter:
         while not self._closing:
             self._wake.wait(SYNC_SECONDS)
             self._wake.clear()
-            os.utime(self._lock.fileno())
+            with contextlib.suppress(OSError):  # a missed heartbeat must not end the syncing
+                os.utime(self._lock.fileno())
             if self._unsynced and self._fd is not None:
                 self._unsynced = 0
                 try:

@@ -170,7 +170,9 @@ def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
 
 
 def _sameness(prompt: Prompt) -> str:
-    return hashlib.sha256(msgspec.json.encode([prompt.messages, prompt.tools])).hexdigest()
+    """Equal for prompts that a model may see as equal: a chat template may trim contents, and rewrites nothing else."""
+    asked = [[message.role, message.content.strip()] for message in prompt.messages]
+    return hashlib.sha256(msgspec.json.encode([asked, prompt.tools])).hexdigest()
 
 
 def _nothing_usable(dataset: str, names: Sequence[str], skipped: Counter[str]) -> str:

@@ -37,7 +37,7 @@ class Prompt(Record, frozen=True):
     """One conversation opening, independent of any model.
 
     key: the source's own unique id, else `sha256(canonical row)[:16]-<n>` for the n-th identical row.
-    occurrence: how many earlier prompts of this dataset have the same messages and tools (0 for the first), so
+    occurrence: how many earlier prompts of this dataset have the same messages, outer white space aside, and tools, so
         that identical prompts are distinct requests.
     group: hash of the normalised prompt text; hold-out keeps a group on one side.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -106,6 +107,38 @@ def test_zeros_left_by_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
     assert segment(tmp_path).stat().st_size == last
     with Journal(tmp_path) as journal:
         assert [journal.has_answer(digest(name)) for name in "abc"] == [True, False, True]
+
+
+def test_a_failed_sync_of_the_last_entries_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reports a write-back error once: the fsync at the end may succeed although pages are lost."""
+    real, failed = os.fsync, threading.Event()
+
+    def fsync(fd: int) -> None:
+        if not failed.is_set() and str(Path(f"/proc/self/fd/{fd}").readlink()).endswith(".jsonl.zst"):
+            failed.set()
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(EyasError, match="could not be synced"), JournalWriter(tmp_path) as writer:
+        writer.append(answered("a"))
+        assert failed.wait(10)
+        time.sleep(0.1)
+
+
+def test_a_heartbeat_that_fails_does_not_end_the_syncing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def utime(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "utime", utime)
+    with JournalWriter(tmp_path) as writer:
+        writer.append(answered("a"))
+        time.sleep(1.5)
+        assert writer._thread.is_alive()
 
 
 def test_damage_before_whole_entries_is_an_error_and_nothing_is_cut(tmp_path: Path) -> None:

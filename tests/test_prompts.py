@@ -177,6 +177,12 @@ def test_identical_prompts_are_counted_in_the_final_order(tmp_path):
     assert [prompt.occurrence for prompt in found if prompt not in same] == [0, 0]
 
 
+def test_prompts_that_a_trimming_template_makes_equal_are_counted_as_one_question(tmp_path):
+    """Else both would be one request: one answer trained twice, the other paid for and lost."""
+    found, _ = run(tmp_path, [{"q": "same"}, {"q": "same\n"}, {"q": " same "}, {"q": "sa me"}])
+    assert sorted(prompt.occurrence for prompt in found) == [0, 0, 1, 2]
+
+
 def test_origin_names_file_and_row(tmp_path):
     found, _ = run(tmp_path, questions("a"), questions("b", "c"))
     origins = {prompt.messages[0].content: prompt.origin for prompt in found}
