@@ -75,7 +75,7 @@ class ModelConfig(Section, frozen=True):
     kv_dtype: Annotated[str, Meta(description="Number format of the KV cache.")] = "f16"
     context: Annotated[
         int, Meta(gt=0, description="Context length: prompt and answer together must fit, in tokens.")
-    ] = 4096
+    ] = 8192
     tools: Annotated[
         Literal["template", "system"],
         Meta(
@@ -362,6 +362,11 @@ def _check(config: Config, found: Registry) -> None:
         if dataset in RESERVED:
             raise EyasError(
                 f"datasets.{dataset}: the name is reserved for results/{dataset}/; choose another"
+            )
+        if section.sampling.max_new_tokens >= config.model.context:
+            raise EyasError(
+                f"datasets.{dataset}.sampling.max_new_tokens: {section.sampling.max_new_tokens:,} tokens leave no room for a "
+                f"prompt in model.context of {config.model.context:,}; lower it, or raise model.context"
             )
         plugin(found, "source", section.source, f"datasets.{dataset}.source")
         for check in section.checks:

@@ -130,6 +130,8 @@ class Renderer:
                 break
         else:
             raise Refused("the chat template rewrites the text")
+        if set(map(int, pieces[1::2])) != set(range(len(messages))):
+            raise Refused("the chat template drops a message")
         ids: list[int] = []
         for at, part in enumerate(parts):
             if part:

@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from eyas import schema
-from eyas.config import Config, Stages, canonical, load, locate
+from eyas.config import Config, ModelConfig, SamplingConfig, Stages, canonical, load, locate
 from eyas.errors import EyasError
 
 BASE = """\
 model:
   id: m
-  context: 1024
+  context: 8192
   reasoning: {name: tags, open: "<think>", close: "</think>"}
 server:
   engine:
@@ -64,6 +64,22 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def replaced(old: str, new: str) -> str:
     assert BASE.count(old) == 1, old
     return BASE.replace(old, new)
+
+
+def test_the_defaults_leave_room_for_a_prompt() -> None:
+    assert SamplingConfig().max_new_tokens < ModelConfig(id="m").context
+
+
+@pytest.mark.parametrize("limit", [8192, 9000])
+def test_an_answer_that_fills_the_context_is_refused_before_anything_runs(loaded: Write, limit: int) -> None:
+    """Else every prompt is refused one by one, and the run ends well with nothing to train on."""
+    text = replaced("      top_p: 0.9", f"      max_new_tokens: {limit}")
+    with pytest.raises(EyasError) as caught:
+        loaded(text)
+    assert str(caught.value) == (
+        f"run.yaml:25: datasets.beta.v2.sampling.max_new_tokens: {limit:,} tokens leave no room for a prompt in "
+        f"model.context of 8,192; lower it, or raise model.context"
+    )
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
@@ -171,7 +187,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "run.yaml:26: datasets.gamma: expected `object`, got `null`; docs/config.md lists",
     ),
     "a choice that there is not": (
-        replaced("context: 1024", "tools: sytem"),
+        replaced("context: 8192", "tools: sytem"),
         "run.yaml:3: model.tools: invalid enum value 'sytem'; docs/config.md lists",
     ),
     "a file instead of a list of files": (

@@ -97,6 +97,25 @@ def test_the_template_is_control_tokens_and_text() -> None:
     )
 
 
+DROPPING = CHATML.replace(
+    "{% for message in messages %}", "{% for message in messages if message.role == 'user' %}"
+)
+
+
+@pytest.mark.parametrize("tools", ["template", "system"])
+def test_a_template_that_drops_a_message_is_refused(tools: str) -> None:
+    asked = prompt(Message(role="system", content="Be brief."), "Why?")
+    assert refusal(asked, DROPPING, tools=tools) == "the chat template drops a message"
+    assert "Why?" in spell(render(prompt("Why?"), DROPPING, tools=tools))
+
+
+def test_tools_told_in_a_system_message_that_the_template_drops_are_refused() -> None:
+    assert (
+        refusal(prompt("Why?", tools=["tide"]), DROPPING, tools="system")
+        == "the chat template drops a message"
+    )
+
+
 # --- control tokens in data ---------------------------------------------------------------------------------------
 
 
@@ -217,12 +236,12 @@ def test_a_template_that_cuts_reasoning_out_of_contents_is_refused_only_where_it
     assert refusal(prompt("so</think>yes"), template) == "the chat template rewrites the text"
 
 
-def test_a_template_may_leave_messages_out_or_move_them() -> None:
+def test_a_template_may_move_messages_but_not_leave_one_out() -> None:
     asked = prompt(Message(role="system", content="S<|im_end|>"), "U")
     assert spell(render(asked, "<|im_start|>{{ messages[1].content }}{{ messages[0].content }}")) == (
         "[START]US<|im_end|>"
     )
-    assert spell(render(asked, "<|im_start|>{{ messages[-1].content }}")) == "[START]U"
+    assert refusal(asked, "<|im_start|>{{ messages[-1].content }}") == "the chat template drops a message"
 
 
 DEFAULT_SYSTEM = (
@@ -289,9 +308,9 @@ def test_a_special_token_of_the_template_is_asked_for_and_never_left_out(name: s
 def test_a_template_sees_what_hugging_face_shows_it() -> None:
     template = (
         "{%- for n in [1, 2, 3] %}\n    {%- if n == 2 %}{% break %}{% endif %}\n{{ n }}{%- endfor %}\n"
-        "{{ {'é': '<&>'} | tojson }}"
+        "{{ {'é': '<&>'} | tojson }}{{ messages[0].content }}"
     )
-    assert spell(render(prompt("a"), template)) == '1{"é": "<&>"}'
+    assert spell(render(prompt("a"), template)) == '1{"é": "<&>"}a'
 
 
 # --- tools --------------------------------------------------------------------------------------------------------
