@@ -490,6 +490,13 @@ class ValidateSettings(Section, frozen=True):
     checks: dict[str, dict[str, Any]]
 
 
+class StatsSettings(Section, frozen=True):
+    """What decides stats.json. `samples` says how many answers were planned, independently of what became of them."""
+
+    dataset: str
+    samples: int
+
+
 class TrainSettings(Section, frozen=True):
     """What decides train.parquet."""
 
@@ -562,6 +569,9 @@ class Stages:
 
     def validate(self, dataset: str) -> ValidateSettings:
         return ValidateSettings(dataset=dataset, reasoning=self.model.reasoning, checks=self.checks(dataset))
+
+    def stats(self, dataset: str) -> StatsSettings:
+        return StatsSettings(dataset=dataset, samples=self.config.datasets[dataset].samples)
 
     def train(self, dataset: str) -> TrainSettings:
         return TrainSettings(dataset=dataset)

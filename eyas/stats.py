@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from eyas.columns import read_columns
+from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
@@ -107,7 +108,9 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
         return self.outcomes["answered"]
 
 
-def stats(dataset: str, prompts_report: Path, outcomes: Path, verdicts: Path, out: Path) -> DatasetStats:
+def stats(
+    settings: StatsSettings, prompts_report: Path, outcomes: Path, verdicts: Path, out: Path
+) -> DatasetStats:
     """Writes stats.json of one dataset to `out`.
 
     Raises EyasError if what was planned, answered and judged does not add up.
@@ -115,8 +118,8 @@ def stats(dataset: str, prompts_report: Path, outcomes: Path, verdicts: Path, ou
     prompts = _read_json(prompts_report, PromptsReport)
     ledger = Ledger.of(read_records(outcomes, Outcome))
     table = tabulate(verdicts)
-    balance(dataset, ledger, table, prompts, prompts_report, outcomes, verdicts)
-    result = describe(dataset, prompts, ledger, table)
+    balance(settings, ledger, table, prompts, prompts_report, outcomes, verdicts)
+    result = describe(settings, prompts, ledger, table)
     with atomic(out) as temporary:
         temporary.write_bytes(
             msgspec.json.format(msgspec.json.encode(result, order="sorted"), indent=2) + b"\n"
@@ -164,15 +167,9 @@ class Ledger:
                 ledger.answered.add((outcome.key, outcome.turn, outcome.sample))
         return ledger
 
-    @property
-    def samples(self) -> int:
-        """Answers planned per prompt and turn."""
-        return len({sample for units in self.units.values() for _, sample in units})
-
-    @property
-    def planned(self) -> int:
+    def planned(self, samples: int) -> int:
         """Units that the prompts call for: each turn of each prompt, `samples` times."""
-        return self.samples * sum(len({turn for turn, _ in units}) for units in self.units.values())
+        return samples * sum(len({turn for turn, _ in units}) for units in self.units.values())
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class Verdicts:
 
 
 def balance(
-    dataset: str,
+    settings: StatsSettings,
     ledger: Ledger,
     table: Verdicts,
     prompts: PromptsReport,
@@ -204,7 +201,7 @@ def balance(
     equal: list[tuple[int, str, int, str, Path]] = [
         (prompts.rows_read, "source rows were read", read, "are used, not taken or skipped", prompts_report),
         (prompts.used, "prompts are in use", len(ledger.units), "have outcomes", outcomes),
-        (ledger.planned, "answers are planned", ledger.rows, "have an outcome", outcomes),
+        (ledger.planned(settings.samples), "answers are planned", ledger.rows, "have an outcome", outcomes),
         (ledger.statuses["answered"], "outcomes are `answered`", len(frame), "have a verdict", verdicts),
         (
             len(ledger.answered),
@@ -219,7 +216,7 @@ def balance(
     for left, says, right, instead, culprit in equal:
         if left != right:
             raise EyasError(
-                f"{dataset}: the books do not balance: {left:,} {says}, but {right:,} {instead}; "
+                f"{settings.dataset}: the books do not balance: {left:,} {says}, but {right:,} {instead}; "
                 f"delete {culprit} and run again to rebuild it"
             )
 
@@ -264,16 +261,18 @@ def _count(lists: pa.Array, tokens: pa.Array, into: dict[str, list[int]]) -> Non
 # --- describing --------------------------------------------------------------------------------------------------
 
 
-def describe(dataset: str, prompts: PromptsReport, ledger: Ledger, table: Verdicts) -> DatasetStats:
+def describe(
+    settings: StatsSettings, prompts: PromptsReport, ledger: Ledger, table: Verdicts
+) -> DatasetStats:
     """The statistics of one dataset whose books balance."""
     frame = table.frame
     accepted = frame[frame["accepted"]]
     truncated = int(frame["truncated"].sum())
     finish = frame["truncated"].map({True: "length", False: "stop"})
     return DatasetStats(
-        dataset=dataset,
+        dataset=settings.dataset,
         prompts=prompts,
-        planned=ledger.planned,
+        planned=ledger.planned(settings.samples),
         outcomes={status: ledger.statuses[status] for status in STATUSES},
         outcome_reasons={status: dict(reasons) for status, reasons in ledger.reasons.items()},
         accepted=_tally(accepted),

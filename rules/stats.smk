@@ -19,10 +19,11 @@ rule stats_of_dataset:
     resources:
         **CODE,
     params:
+        settings=settings("stats"),
         code=code("stats"),
     shell:
         PROGRAM + "stats.py"
-        " --dataset {wildcards.dataset:q}"
+        " --settings {params.settings:q}"
         " --prompts {input.prompts:q}"
         " --outcomes {input.outcomes:q}"
         " --verdicts {input.verdicts:q}"

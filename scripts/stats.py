@@ -3,16 +3,20 @@
 import argparse
 from pathlib import Path
 
+import msgspec
+
+from eyas.config import StatsSettings
 from eyas.program import run
 from eyas.stats import stats
 
 
 def main(a: argparse.Namespace) -> None:
-    stats(a.dataset, a.prompts, a.outcomes, a.verdicts, a.out)
+    settings = msgspec.json.decode(a.settings, type=StatsSettings)
+    stats(settings, a.prompts, a.outcomes, a.verdicts, a.out)
 
 
 parser = argparse.ArgumentParser("stats", description=__doc__)
-parser.add_argument("--dataset", required=True)
+parser.add_argument("--settings", required=True, help="StatsSettings as JSON")
 parser.add_argument("--prompts", type=Path, required=True, help="prompts.json")
 parser.add_argument("--outcomes", type=Path, required=True)
 parser.add_argument("--verdicts", type=Path, required=True)

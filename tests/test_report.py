@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from made_results import verdict, write_dataset
 
-from eyas.config import ModelConfig, SummarySettings
+from eyas.config import ModelConfig, StatsSettings, SummarySettings
 from eyas.report.page import LEFT, RIGHT, WIDTH, Axis, chart, nice
 from eyas.stats import stats
 from eyas.summary import summarise
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 def dataset_stats(folder):
     names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "stats.json")
-    return stats(folder.name, *(folder / name for name in names))
+    return stats(StatsSettings(dataset=folder.name, samples=1), *(folder / name for name in names))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from made_results import verdict, write_dataset
 
+from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Outcome
@@ -34,9 +35,9 @@ def folder(tmp_path):
     return write_dataset(tmp_path / "B1", VERDICTS, others=OTHERS)
 
 
-def run(folder):
+def run(folder, samples=1):
     names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "stats.json")
-    return stats("B1", *(folder / name for name in names))
+    return stats(StatsSettings(dataset="B1", samples=samples), *(folder / name for name in names))
 
 
 def test_counts_rows_and_tokens(folder):
@@ -124,7 +125,14 @@ def test_samples_and_turns_multiply(tmp_path):
         for turn in range(turns)
         for sample in range(3)
     ]
-    assert run(write_dataset(tmp_path / "B1", verdicts)).planned == 9
+    assert run(write_dataset(tmp_path / "B1", verdicts), samples=3).planned == 9
+
+
+def test_a_sample_that_is_missing_everywhere_does_not_balance(tmp_path):
+    """What was planned is told by the config, not by the outcomes that it is compared with."""
+    verdicts = [verdict(key, 10, sample=sample) for key in "abc" for sample in range(3)]
+    with pytest.raises(EyasError, match="12 answers are planned, but 9 have an outcome"):
+        run(write_dataset(tmp_path / "B1", verdicts), samples=4)
 
 
 def report(folder, **changes):
@@ -152,9 +160,9 @@ CASES = {
     "a prompt without outcome": Case(
         lambda f: outcomes(f, *ANSWERED, *OTHERS[1:]), ("8 prompts", "7 have outcomes", "outcomes.jsonl.zst")
     ),
-    "a sample without outcome": Case(
+    "a sample that nobody planned": Case(
         lambda f: outcomes(f, *ANSWERED, *OTHERS, Outcome(key="a", turn=0, sample=1, status="answered")),
-        ("16 answers are planned", "9 have an outcome", "outcomes.jsonl.zst"),
+        ("8 answers are planned", "9 have an outcome", "outcomes.jsonl.zst"),
     ),
     "an outcome twice": Case(
         lambda f: outcomes(f, *ANSWERED, *OTHERS, OTHERS[0]), ("8 answers are planned", "9 have an outcome")

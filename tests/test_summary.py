@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from made_results import SHA, START, verdict, write_dataset
 
-from eyas.config import ModelConfig, SummarySettings
+from eyas.config import ModelConfig, StatsSettings, SummarySettings
 from eyas.errors import EyasError
 from eyas.mix import MixReport, SideCounts
 from eyas.records import Outcome
@@ -24,7 +24,7 @@ FILES = ("report.html", "summary.json", "summary.md", "manifest.json")
 
 def add_stats(folder):
     stats(
-        folder.name,
+        StatsSettings(dataset=folder.name, samples=1),
         *(folder / name for name in ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet")),
         folder / "stats.json",
     )
