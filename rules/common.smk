@@ -76,6 +76,10 @@ def source_names(wildcards):
     return CONFIG.datasets[wildcards.dataset].files
 
 
+def journal_folder(wildcards):
+    return f"{CONFIG.journal}/{wildcards.dataset}"
+
+
 def of_all(pattern):
     """`pattern` for every dataset, in the order of the settings of mix and summary."""
     return expand(pattern, dataset=sorted(DATASETS))

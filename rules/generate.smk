@@ -24,7 +24,7 @@ rule generate:
         **CODE,
         llm=1,
         access=canonical(STAGES.access()),
-        journal=lambda wildcards: f"{CONFIG.journal}/{wildcards.dataset}",
+        journal=journal_folder,
     params:
         settings=settings("generate"),
         code=code("generate"),

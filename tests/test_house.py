@@ -125,6 +125,14 @@ def test_the_readme_names_only_make_targets_that_exist() -> None:
         assert used and set(used) <= targets, page
 
 
+@pytest.mark.parametrize(
+    "path", [ROOT / "Snakefile", *sorted((ROOT / "rules").glob("*.smk"))], ids=lambda p: p.name
+)
+def test_rules_hold_no_logic(path: Path) -> None:
+    """What a rule needs to compute has a name, in rules/common.smk."""
+    assert not re.findall(r"\blambda\b", path.read_text())
+
+
 def test_links_in_the_documents_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
