@@ -193,7 +193,7 @@ class MixConfig(Section, frozen=True):
     weights: Annotated[
         Annotated[dict[str, Annotated[float, Meta(gt=0)]], Meta(min_length=1)] | None,
         Meta(
-            description="Share of supervised tokens per dataset, relative to each other; no row is used twice, so the scarcest dataset decides the size. Null takes everything."
+            description="Share of supervised tokens per dataset, relative to each other; no row is used twice, so the scarcest dataset decides the size. A dataset without a weight gives nothing, to neither side. Null takes everything of every dataset."
         ),
     ] = None
     eval_share: Annotated[

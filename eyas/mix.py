@@ -37,7 +37,10 @@ class SideCounts(msgspec.Struct):
 
 
 class MixReport(msgspec.Struct):
-    """mix.json: rows and supervised tokens by side and dataset. dropped_by_weights: rows that given weights leave out."""
+    """mix.json: rows and supervised tokens by side and dataset.
+
+    dropped_by_weights: rows that given weights leave out, those of datasets without a weight included.
+    """
 
     train: dict[str, SideCounts]
     eval: dict[str, SideCounts]
@@ -63,7 +66,7 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
         buckets = _Buckets(folder, 1 + slots // BUCKET_TOKENS)
         with buckets:
             for name, path in zip(settings.datasets, trains, strict=True):
-                _scatter(name, path, brief[name], limits[name], buckets, counts)
+                _scatter(name, path, brief[name], limits.get(name), buckets, counts)
         for side, path in ((False, train), (True, evaluation)):
             with (
                 atomic(path) as temporary,
@@ -102,7 +105,7 @@ def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
     """Per dataset, the order hash from which training rows are left out; 2**64 takes all.
 
     With given weights every dataset supplies its share of supervised tokens without repeating a row, so the dataset that is scarcest
-    for its weight decides the size. A dataset without a weight gives nothing.
+    for its weight decides the size. A dataset without a weight has no limit here: it gives nothing, to neither side.
     """
     if settings.weights is None:
         return dict.fromkeys(settings.datasets, 2**64)
@@ -115,13 +118,13 @@ def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
             )
     size = min(available[name] / weight for name, weight in settings.weights.items())
     limits = {}
-    for name, rows in brief.items():
-        wanted = size * settings.weights.get(name, 0.0)
+    for name, weight in settings.weights.items():
+        rows, wanted = brief[name], size * weight
         training = ~rows.held_out
         order = np.argsort(rows.order[training], kind="stable")
         reached = np.cumsum(rows.supervised[training][order])
         # Whole rows: the last one taken is the one that reaches the share.
-        taken = int(np.searchsorted(reached, wanted - 0.5)) + 1 if wanted > 0 else 0
+        taken = int(np.searchsorted(reached, wanted - 0.5)) + 1
         limits[name] = int(rows.order[training][order][taken]) if taken < len(order) else 2**64
     return limits
 
@@ -174,16 +177,24 @@ class _Buckets:
                 yield table.sort_by([("order", "ascending"), ("id", "ascending")]).drop_columns(["order"])
 
 
-def _scatter(name: str, path: Path, rows: _Rows, limit: int, buckets: _Buckets, counts: MixReport) -> None:
+def _scatter(
+    name: str, path: Path, rows: _Rows, limit: int | None, buckets: _Buckets, counts: MixReport
+) -> None:
+    """Sorts one dataset's rows into the buckets. limit: as in _limits, None for a dataset that gives nothing."""
     start = 0
     for batch in read_columns(path, SCHEMA.names, BATCH_ROWS):
         end = start + batch.num_rows
         order, held_out = rows.order[start:end], rows.held_out[start:end]
         supervised = rows.supervised[start:end]
-        dropped = ~held_out & (order >= np.uint64(limit)) if limit < 2**64 else np.zeros(len(order), np.bool_)
+        if limit is None:
+            dropped = np.ones(len(order), np.bool_)
+        elif limit < 2**64:
+            dropped = ~held_out & (order >= np.uint64(limit))
+        else:
+            dropped = np.zeros(len(order), np.bool_)
         for side, chosen in (
             (counts.train, ~held_out & ~dropped),
-            (counts.eval, held_out),
+            (counts.eval, held_out & ~dropped),
             (counts.dropped_by_weights, dropped),
         ):
             side[name].rows += int(chosen.sum())

@@ -150,7 +150,16 @@ def test_weights_are_shares_of_supervised_tokens(
         assert wanted - 0.5 <= tokens[name] < wanted + longest
     assert set(tokens) == set(weights)
     assert len(set(ids(mixed.train))) == len(mixed.train)
-    assert ids(mixed.eval) == ids(everything.eval), "weights do not touch what is held out"
+    held_out = [one.id for one in everything.eval if one.metadata.dataset in weights]
+    assert ids(mixed.eval) == held_out, "weights do not touch what is held out"
+
+
+def test_a_dataset_without_a_weight_gives_nothing_to_either_side(made: Callable[..., Mixed]) -> None:
+    everything, mixed = made("all"), made(weights={"a": 1.0, "b": 1.0})
+    assert everything.report.eval["c"].rows > 0
+    assert {taken.metadata.dataset for taken in mixed.train + mixed.eval} == {"a", "b"}
+    assert mixed.report.train["c"].rows == mixed.report.eval["c"].rows == 0
+    assert mixed.report.dropped_by_weights["c"].rows == 50
 
 
 def test_what_weights_take_is_the_start_of_the_shuffle(made: Callable[..., Mixed]) -> None:
