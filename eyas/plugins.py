@@ -169,6 +169,20 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
+class Load:
+    """What a server says of itself, possibly seconds old.
+
+    running, waiting: requests. kv_use: share of the KV cache in use, 0 to 1. retractions: requests pushed out of the
+    KV cache since the server started. None: it does not tell.
+    """
+
+    running: int
+    waiting: int
+    kv_use: float | None = None
+    retractions: int | None = None
+
+
+@dataclass(frozen=True)
 class Launch:
     """One process of an engine. The API key reaches it in the environment variable EYAS_API_KEY, never in argv."""
 
@@ -214,6 +228,10 @@ class Engine(Plugin):
         self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
     ) -> Completion:
         """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
+
+    async def load(self, session: aiohttp.ClientSession, url: str) -> Load | None:
+        """How busy the server is; None if it does not tell, or not now."""
+        return None
 
 
 # --- reasoning ---------------------------------------------------------------------------------------------------
