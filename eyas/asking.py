@@ -55,6 +55,15 @@ class _Job:
     request: str
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """Given up after the last retry: one request, or all samples of a prompt that the server cannot encode."""
+
+    index: int  # the unit's
+    entry: Unanswered
+    samples: int
+
+
 class Asking:
     """Keeps as many requests in flight as the lease allows, until the plan or its budget is fulfilled."""
 
@@ -81,7 +90,7 @@ class Asking:
         self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
-        self.failures: dict[str, tuple[int, str]] = {}  # by request: the unit's index, and the cause
+        self.failures: list[_Failure] = []
         self.in_flight: set[asyncio.Task[None]] = set()
         self.outstanding: dict[str, int] = {}
         self.exhausted = False
@@ -150,9 +159,11 @@ class Asking:
             requests = self.plan.requests(unit)
             pending = _Pending(unit, left=len(requests))
             self.budget.submit(unit.index)
-            if unit.refusal is not None:
-                self.show.progress.rejected += self.plan.settings.samples
-                self.show.progress.done += self.plan.settings.samples
+            if unit.settled is not None:
+                samples = self.plan.settings.samples
+                self.show.progress.settled(unit.settled.status, samples)
+                self.show.progress.done += samples
+                self.show.progress.journalled += samples if found.known else 0
                 self.budget.finish(unit.index, 0)
             if unit.index % 100 == 99:
                 await asyncio.sleep(0)  # a long journalled prefix must not block the requests in flight
@@ -163,14 +174,16 @@ class Asking:
                         pending,
                         journalled_tokens(unit, sample, request, self.journal, self.accepts, self.budget),
                     )
-                elif self.journal.unanswered(request):
+                elif settled := self.journal.unanswered(request):
+                    self.show.progress.journalled += 1
+                    self.show.progress.settled(settled.status)
                     self._finish(pending, 0)
                 else:
                     yield _Job(pending, sample, request)
         self.exhausted = True
 
     async def _rendered(self, unit: Unit) -> Unit:
-        """The unit with its rendering, for which the server may be needed."""
+        """The unit with its rendering, for which the server may be needed; settled as failed if it cannot have one."""
         url = self.lease.urls[0]  # the tokenizer's
         for attempt in range(1, self.server.retries + 2):
             while url in self.doubts:
@@ -178,15 +191,17 @@ class Asking:
             try:
                 rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
             except Retry as failure:
-                cause = str(failure)
+                cause = f"the server cannot encode the prompt: {failure}"
+                log.warning("%s, attempt %d: %s", unit.prompt.key, attempt, cause)
                 self._doubt(url)
                 await asyncio.sleep(backoff(attempt))
             else:
                 self.writer.append(rendered)
                 return self.plan.unit(unit.index, unit.prompt, rendered)
-        raise EyasError(
-            f"{unit.prompt.key}: the server cannot encode the prompt ({cause}); mend it and run the same command again"
-        )
+        name = render_hash(unit.prompt, self.plan.identity)
+        failed = Unanswered(request=name, status="failed", reason=cause)
+        self.failures.append(_Failure(unit.index, failed, self.plan.settings.samples))
+        return self.plan.unit(unit.index, unit.prompt, failed)
 
     async def _in_time(self, rendering: Coroutine[Any, Any, Rendered]) -> Rendered:
         """The rendering, unless something else ends the run before. Raises Retry for one that takes too long."""
@@ -226,7 +241,7 @@ class Asking:
                     completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="rejected", reason=str(refused)))
-                self.show.progress.rejected += 1
+                self.show.progress.settled("rejected")
                 self._finish(job.pending, 0)
                 return
             except (Retry, TimeoutError) as failure:
@@ -259,8 +274,9 @@ class Asking:
             finally:
                 self.outstanding[url] -= 1
             await asyncio.sleep(backoff(attempt))
-        self.failures[job.request] = unit.index, cause
-        self.show.progress.failed += 1
+        failed = Unanswered(request=job.request, status="failed", reason=cause)
+        self.failures.append(_Failure(unit.index, failed, samples=1))
+        self.show.progress.settled("failed")
         self._finish(job.pending, 0)
 
     def _keep(self, job: _Job, entry: Answered) -> None:
@@ -359,16 +375,15 @@ class Asking:
     def _settle(self) -> None:
         """Counts failures against the accepted share; settles them only if the job may succeed with them."""
         # What failed beyond the budget is not needed, and stays to be asked.
-        needed = self.budget.prefix
-        causes = {request: cause for request, (index, cause) in self.failures.items() if index < needed}
-        if len(causes) > self.server.failure_share * self.plan.planned:
-            cause = next(iter(causes.values()))
+        failures = [failure for failure in self.failures if failure.index < self.budget.prefix]
+        count = sum(failure.samples for failure in failures)
+        if count > self.server.failure_share * self.plan.planned:
             raise EyasError(
-                f"datasets.{self.plan.settings.dataset}: {len(causes)} of {self.plan.planned} requests failed for good (first cause: {cause}); "
+                f"datasets.{self.plan.settings.dataset}: {count} of {self.plan.planned} requests failed for good (first cause: {failures[0].entry.reason}); "
                 f"more than server.failure_share allows. Mend the server and run again: only these are asked"
             )
-        for request, cause in causes.items():
-            self.writer.append(Unanswered(request=request, status="failed", reason=cause))
+        for failure in failures:
+            self.writer.append(failure.entry)
 
 
 def backoff(attempt: int) -> float:

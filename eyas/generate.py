@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,21 +90,27 @@ def generate(
 def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progress) -> str | None:
     """The first key whose answer is needed and missing, or None if the journal suffices."""
     budget = plan.new_budget()
+    settled: Counter[str] = Counter()
     with Journal(journal_folder) as journal:
         for unit in plan.units(journal):
             if not unit.known:
                 return unit.prompt.key
+            if unit.settled is not None:
+                settled[unit.settled.status] += plan.settings.samples
             tokens = 0
             for sample, request in enumerate(plan.requests(unit)):
                 if journal.has_answer(request):
                     tokens += journalled_tokens(unit, sample, request, journal, accepts, budget)
-                elif not journal.unanswered(request):
+                elif entry := journal.unanswered(request):
+                    settled[entry.status] += 1
+                else:
                     return unit.prompt.key
             budget.submit(unit.index)
             budget.finish(unit.index, tokens)
             if budget.reached:
                 break
     progress.done = progress.journalled = budget.prefix * plan.settings.samples
+    progress.rejected, progress.failed = settled["rejected"], settled["failed"]
     return None
 
 
@@ -191,8 +198,8 @@ def _settled(plan: Plan, unit: Unit, journal: Journal) -> Iterator[AnyEntry | No
 def _status(unit: Unit, entry: AnyEntry | None, needed: bool) -> tuple[str, str | None]:
     if not needed:
         return "not_needed", "budget"
-    if unit.refusal is not None:
-        return "rejected", unit.refusal
+    if unit.settled is not None:
+        return unit.settled.status, unit.settled.reason
     if isinstance(entry, Answered):
         return "answered", None
     if isinstance(entry, Unanswered):

@@ -57,7 +57,10 @@ class Answered(Entry, frozen=True, tag="answered"):
 
 
 class Unanswered(Entry, frozen=True, tag="unanswered"):
-    """A request settled without an answer: refused by the server, or failed within the accepted share."""
+    """A request settled without an answer: refused by the server, or failed within the accepted share.
+
+    request: its hash; that of the rendering for a prompt that the server could not encode, since it has no request.
+    """
 
     request: str
     status: Literal["rejected", "failed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.budget import Budget
 from eyas.config import GenerateSettings
-from eyas.journal import Journal, Rendered
+from eyas.journal import Journal, Rendered, Unanswered
 from eyas.judge import Judge
 from eyas.plugins import Reasoning, Registry
 from eyas.recordfile import read_records, read_seal
@@ -19,16 +19,19 @@ from eyas.request import Hasher
 
 @dataclass(frozen=True)
 class Unit:
-    """One key of the fixed order. `ids` is None while its rendering is unknown; `refusal` says why it has none."""
+    """One key of the fixed order. `ids` is None while its rendering is unknown.
+
+    settled: why it is not asked: its prompt is refused, or the server could not encode it.
+    """
 
     index: int
     prompt: Prompt
     ids: list[int] | None
-    refusal: str | None
+    settled: Unanswered | None
 
     @property
     def known(self) -> bool:
-        return self.ids is not None or self.refusal is not None
+        return self.ids is not None or self.settled is not None
 
 
 class Plan:
@@ -45,20 +48,25 @@ class Plan:
     def units(self, journal: Journal) -> Iterator[Unit]:
         """All units, rendered as far as the journal knows them."""
         for index, prompt in enumerate(read_records(self._prompts, Prompt)):
-            known = journal.rendered(render_hash(prompt, self.identity))
-            yield self.unit(index, prompt, known)
+            name = render_hash(prompt, self.identity)
+            yield self.unit(index, prompt, journal.rendered(name) or journal.unanswered(name))
 
-    def unit(self, index: int, prompt: Prompt, rendered: Rendered | None) -> Unit:
+    def unit(self, index: int, prompt: Prompt, rendered: Rendered | Unanswered | None) -> Unit:
         """A unit; a prompt that leaves no room for the whole answer is refused before anyone is asked."""
-        ids = rendered.ids if rendered else None
-        refusal = rendered.refusal if rendered else None
+        if rendered is None or isinstance(rendered, Unanswered):
+            return Unit(index, prompt, None, rendered)
+        ids, refusal = rendered.ids, rendered.refusal
         room = self.settings.model.context - self.settings.sampling.max_new_tokens
         if ids is not None and len(ids) > room:
-            ids, refusal = None, "prompt and max_new_tokens exceed the context"
-        return Unit(index, prompt, ids, refusal)
+            refusal = "prompt and max_new_tokens exceed the context"
+        if refusal is None:
+            return Unit(index, prompt, ids, None)
+        return Unit(
+            index, prompt, None, Unanswered(request=rendered.render, status="rejected", reason=refusal)
+        )
 
     def requests(self, unit: Unit) -> list[str]:
-        """The request hash of each sample; empty for a refused unit."""
+        """The request hash of each sample; empty for a unit that is not asked."""
         if unit.ids is None:
             return []
         samples = range(self.settings.samples)

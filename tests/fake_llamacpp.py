@@ -138,6 +138,8 @@ class Server:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.options.fail_encoding and self.options.fail_encoding in body["content"]:
+            return web.Response(status=500, text="fault")
         ids = encode(body["content"], body.get("parse_special", True))
         if body.get("with_pieces"):
             return _json({"tokens": [{"id": token, "piece": piece(token)} for token in ids]})
@@ -253,6 +255,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--never-close", action="store_true", help="no answer closes its reasoning")
     parser.add_argument("--slow", help="prompts with this text take 1 s")
     parser.add_argument("--fail-always", help="prompts with this text get HTTP 500")
+    parser.add_argument("--fail-encoding", help="text with this in it is not tokenized but gets HTTP 500")
     parser.add_argument(
         "--faults", type=float, default=0.0, help="share of generations that fail in some way"
     )

@@ -134,6 +134,25 @@ def test_progress_is_true_while_it_runs_and_at_the_end(tmp_path: Path) -> None:
     assert last is not None and (last.state, last.done, last.in_flight) == ("done", 80, 0)
 
 
+def test_progress_counts_what_an_earlier_run_settled(tmp_path: Path) -> None:
+    def run(count: int, url: str) -> tuple[int, ...]:
+        stage = Stage(
+            tmp_path,
+            ["long " * 400, *texts(count)],
+            server={"retries": 0, "failure_share": 0.2},
+            dataset={"samples": 2},
+        )
+        stage.run(url)
+        shown = read_progress(stage.paths.progress)
+        assert shown is not None
+        return shown.planned, shown.done, shown.rejected, shown.failed, shown.journalled
+
+    with fake_server(tmp_path, "--fail-always", "Question 7:") as server:
+        assert run(20, server.url) == (42, 42, 2, 2, 0)
+        assert run(30, server.url) == (62, 62, 2, 2, 42)
+    assert run(30, CLOSED) == (62, 62, 2, 2, 62)
+
+
 def test_a_long_finished_part_does_not_block_the_requests_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

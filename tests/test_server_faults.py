@@ -18,8 +18,10 @@ from stage import Served, Stage, fake_server
 import eyas.asking
 from eyas.errors import EyasError
 from eyas.journal import Journal
+from eyas.progress import read_progress
 
 pytestmark = pytest.mark.fault
+CLOSED = "http://127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +153,42 @@ def test_one_dead_server_of_two_swallows_no_request(tmp_path: Path) -> None:
     assert not thread.is_alive() and not errors
     assert len(stage.responses()) == 200
     assert len(first.lines()) <= 200 + 8
+
+
+def test_a_prompt_that_the_server_cannot_encode_fails_alone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, texts(20), server={"retries": 1, "failure_share": 0.1}, dataset={"samples": 2})
+    with fake_server(tmp_path, "--fail-encoding", "Question 7:") as server:
+        stage.run(server.url)
+    outcomes = stage.outcomes()
+    assert [(o.key, o.sample, o.reason) for o in outcomes if o.status == "failed"] == [
+        ("k7", sample, "the server cannot encode the prompt: HTTP 500") for sample in (0, 1)
+    ]
+    assert [o.status for o in outcomes if o.key != "k7"] == ["answered"] * 38
+    assert len(stage.responses()) == len(server.lines()) == 38
+    shown = read_progress(stage.paths.progress)
+    assert shown is not None and (shown.done, shown.failed) == (40, 2)
+    stage.run(CLOSED)
+    assert stage.outcomes() == outcomes, "settled: nothing is asked again"
+    shown = read_progress(stage.paths.progress)
+    assert shown is not None and (shown.done, shown.failed) == (40, 2)
+
+
+def test_prompts_that_the_server_cannot_encode_fail_the_job_beyond_the_share(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, texts(20), server={"retries": 1, "failure_share": 0.05}, dataset={"samples": 2})
+    with (
+        fake_server(tmp_path, "--fail-encoding", "Question 1") as server,  # and 10 to 19
+        pytest.raises(
+            EyasError,
+            match=r"datasets\.alpha: 22 of 40 requests failed for good "
+            r"\(first cause: the server cannot encode the prompt: HTTP 500\); more than server\.failure_share allows",
+        ),
+    ):
+        stage.run(server.url)
+    asked = len(server.lines())
+    assert asked == 18, "the others are answered"
+    with fake_server(tmp_path) as server:
+        stage.run(server.url)
+    assert len(server.lines()) == 40 and len(stage.responses()) == 40
 
 
 def test_servers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
