@@ -127,6 +127,10 @@ class Retry(Exception):
     """The request failed in a way that may pass: connection, 5xx, 429, time-out, aborted. The argument is the cause."""
 
 
+class Busy(Retry):
+    """The server asks for fewer requests at a time: 429, or a full queue."""
+
+
 class Reject(Exception):
     """The server refuses this very prompt, now and always. The argument is the reason."""
 
