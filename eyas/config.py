@@ -238,14 +238,21 @@ class ConfigSource:
     def __init__(self, files: Sequence[str | Path] = ()) -> None:
         self.files = [Path(file) for file in files]
 
-    def line(self, path: Sequence[str]) -> str:
-        """`file:line` of the key at `path` or of its nearest parent; a dataset's key may stand under `defaults`."""
+    def start(self, path: Sequence[str]) -> str:
+        """How an error about the key at `path` begins: `file:line: key`.
+
+        The line is the key's or its nearest parent's. A dataset's key that stands under `defaults` is named as such.
+        What concerns the config as a whole is told with all files.
+        """
+        if not path:
+            return ", ".join(map(str, self.files)) or "config"
         depth, place = self._deepest(path)
-        if path[0] == "datasets" and depth < len(path):
-            below, shared = self._deepest(["defaults", *path[2:]])
-            if below == len(path) - 1:
-                return shared
-        return place
+        if path[0] == "datasets" and depth < len(path) and len(path) > 2:
+            shared = ["defaults", *path[2:]]
+            below, shared_place = self._deepest(shared)
+            if below == len(shared):
+                path, place = shared, shared_place
+        return f"{place}: {'.'.join(path)}"
 
     def _deepest(self, path: Sequence[str]) -> tuple[int, str]:
         best: tuple[int, str] = (0, "config")
@@ -299,7 +306,7 @@ def load(
     try:
         found = registry(tuple(str(locate(file, root)) for file in config.plugins))
     except EyasError as error:
-        raise EyasError(f"{source.line(['plugins'])}: plugins: {error}") from error
+        raise EyasError(f"{source.start(['plugins'])}: {error}") from error
     try:
         _check(config, found)
         if check_files:
@@ -309,7 +316,7 @@ def load(
         raise EyasError(_explain(error.error, error.options, path, source)) from None
     except EyasError as error:
         where, _, rest = str(error).partition(": ")
-        raise EyasError(f"{source.line(_keys(where, merged))}: {where}: {rest}") from None
+        raise EyasError(f"{source.start(_keys(where, merged))}: {rest}") from None
     return config
 
 
@@ -441,7 +448,7 @@ def _explain(
         if at and at["keys"]:
             remedy = "names here are text of letters, digits, `.`, `_` and `-` (a number needs quotes)"
         message = f"{message[:1].lower()}{message[1:]}; {remedy}"
-    return f"{source.line(path or ('',))}: {'.'.join(path) or 'the config'}: {message}"
+    return f"{source.start(path)}: {message}"
 
 
 def _keys_at(section: type[Struct], path: Sequence[str], prefix: Sequence[str]) -> list[str]:

@@ -96,15 +96,15 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a misspelt key under defaults": (
         replaced("  rows: 8", "  rowz: 8"),
-        "run.yaml:10: datasets.alpha.rowz: unknown key; did you mean `rows`?",
+        "run.yaml:10: defaults.rowz: unknown key; did you mean `rows`?",
     ),
     "a misspelt key in a section under defaults": (
         replaced("temperature", "temprature"),
-        "run.yaml:12: datasets.alpha.sampling.temprature: unknown key; did you mean `temperature`?",
+        "run.yaml:12: defaults.sampling.temprature: unknown key; did you mean `temperature`?",
     ),
     "a misspelt option of a check under defaults": (
         replaced("max_period", "maxperiod"),
-        "run.yaml:14: datasets.alpha.checks.degenerate.maxperiod: unknown key; did you mean `max_period`?",
+        "run.yaml:14: defaults.checks.degenerate.maxperiod: unknown key; did you mean `max_period`?",
     ),
     "a misspelt key in model": (
         replaced("context", "contxt"),
@@ -124,11 +124,11 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a misspelt policy": (
         replaced("policy: mark", "policy: rejct"),
-        "run.yaml:14: datasets.alpha.checks.degenerate.policy: 'rejct' is not a policy; use reject, mark or off",
+        "run.yaml:14: defaults.checks.degenerate.policy: 'rejct' is not a policy; use reject, mark or off",
     ),
     "a misspelt key for the policy": (
         replaced("policy: mark", "polcy: mark"),
-        "run.yaml:14: datasets.alpha.checks.degenerate.polcy: unknown key; did you mean `policy`?",
+        "run.yaml:14: defaults.checks.degenerate.polcy: unknown key; did you mean `policy`?",
     ),
     "an unknown source": (
         replaced("name: glaive", "name: glave"),
@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "an unknown check": (
         replaced("degenerate:", "degenrate:"),
-        "run.yaml:14: datasets.alpha.checks.degenrate: no check plugin named 'degenrate'; did you mean 'degenerate'?",
+        "run.yaml:14: defaults.checks.degenrate: no check plugin named 'degenrate'; did you mean 'degenerate'?",
     ),
     "an unknown exporter": (
         BASE + "exports:\n  token: {}\n",
@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a wrong number under defaults": (
         replaced("temperature: 0.6", "temperature: -1"),
-        "run.yaml:12: datasets.alpha.sampling.temperature: expected `float` >= 0.0; docs/config.md lists",
+        "run.yaml:12: defaults.sampling.temperature: expected `float` >= 0.0; docs/config.md lists",
     ),
     "a wrong type of a plugin's option": (
         replaced("model_file: x.gguf", "model_file: 3"),
@@ -212,7 +212,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a missing section": (
         replaced("server:\n  engine:\n    name: llamacpp\n    model_file: x.gguf\n", ""),
-        "config: the config: the key `server` is missing; add it (docs/config.md",
+        "run.yaml: the key `server` is missing; add it (docs/config.md",
     ),
     "a reserved name": (
         replaced("  alpha:", "  summary:"),
@@ -294,6 +294,34 @@ def test_a_missing_source_file_is_told_before_any_job_runs(loaded: Write) -> Non
     loaded(BASE, root="shipped", check_files=True)
     assert locate("beta.json", "shipped") == Path("shipped/beta.json")
     assert locate("alpha.json", "shipped") == Path("alpha.json")
+
+
+def test_defaults_that_leave_no_room_for_a_prompt_are_named(loaded: Write) -> None:
+    with pytest.raises(
+        EyasError, match=r"^run\.yaml:12: defaults\.sampling\.max_new_tokens: 9,000 tokens leave"
+    ):
+        loaded(replaced("temperature: 0.6", "max_new_tokens: 9000"))
+
+
+def test_what_a_dataset_says_itself_is_not_blamed_on_the_defaults(loaded: Write) -> None:
+    with pytest.raises(EyasError, match=r"^run\.yaml:23: datasets\.beta\.v2\.rows: expected `int"):
+        loaded(replaced("rows: 3", "rows: many"))
+    raw = yaml.safe_load(BASE)
+    raw["datasets"]["gamma"] = None  # from the command line
+    with pytest.raises(EyasError, match=r"^run\.yaml:15: datasets\.gamma: expected `object`"):
+        load(raw, [Path("run.yaml")])
+
+
+def test_a_key_that_all_files_lack_is_told_with_all_files(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    raw = yaml.safe_load(BASE)
+    first.write_text(yaml.safe_dump({"datasets": raw["datasets"]}))
+    second.write_text("seed: 1")
+    del raw["model"]
+    with pytest.raises(EyasError, match=r"first\.yaml, .*second\.yaml: the key `model` is missing; add it"):
+        load(raw, [first, second])
+    with pytest.raises(EyasError, match=r"^config: the key `model` is missing; add it"):
+        load(raw)
 
 
 def test_of_several_files_the_one_that_says_it_is_named(tmp_path: Path) -> None:
