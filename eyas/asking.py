@@ -240,8 +240,8 @@ class Asking:
                 async with asyncio.timeout(deadline):
                     completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
-                self.writer.append(Unanswered(request=job.request, status="rejected", reason=str(refused)))
-                self.show.progress.settled("rejected")
+                self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
+                self.show.progress.settled("refused")
                 self._finish(job.pending, 0)
                 return
             except (Retry, TimeoutError) as failure:

@@ -110,7 +110,7 @@ def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progre
             if budget.reached:
                 break
     progress.done = progress.journalled = budget.prefix * plan.settings.samples
-    progress.rejected, progress.failed = settled["rejected"], settled["failed"]
+    progress.refused, progress.failed = settled["refused"], settled["failed"]
     return None
 
 

@@ -63,7 +63,7 @@ class Unanswered(Entry, frozen=True, tag="unanswered"):
     """
 
     request: str
-    status: Literal["rejected", "failed"]
+    status: Literal["refused", "failed"]
     reason: str
 
 

@@ -103,12 +103,16 @@ class Delivery(Record, frozen=True):
 
 
 class Outcome(Record, frozen=True):
-    """What became of one planned (key, turn, sample)."""
+    """What became of one planned (key, turn, sample).
+
+    refused: the prompt itself cannot be asked, says the template, the context or the server. Not to be confused with a
+    rejected response, which is an answer that a check found fault with (see Verdict).
+    """
 
     key: str
     turn: int
     sample: int
-    status: Literal["answered", "rejected", "failed", "not_needed", "not_reached"]
+    status: Literal["answered", "refused", "failed", "not_needed", "not_reached"]
     reason: str | None = None
 
 

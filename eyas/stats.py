@@ -25,7 +25,7 @@ from eyas.recordfile import atomic, read_records
 from eyas.records import Outcome
 
 QUANTILES = (0.05, 0.10, 0.25, 0.75, 0.90, 0.95, 0.99)
-STATUSES = ("answered", "rejected", "failed", "not_needed", "not_reached")
+STATUSES = ("answered", "refused", "failed", "not_needed", "not_reached")
 KINDS = ("prompt", "reasoning", "answer", "output")
 COLUMNS = [
     "accepted",

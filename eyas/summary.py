@@ -143,7 +143,7 @@ def part(
             for reason in reasons
         },
         failed=outcomes["failed"],
-        refused=outcomes["rejected"],
+        refused=outcomes["refused"],
         not_needed=outcomes["not_needed"],
         not_reached=outcomes["not_reached"],
         prompt_tokens=tokens["prompt"],

@@ -62,7 +62,7 @@ class Plan:
         if refusal is None:
             return Unit(index, prompt, ids, None)
         return Unit(
-            index, prompt, None, Unanswered(request=rendered.render, status="rejected", reason=refusal)
+            index, prompt, None, Unanswered(request=rendered.render, status="refused", reason=refusal)
         )
 
     def requests(self, unit: Unit) -> list[str]:

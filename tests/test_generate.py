@@ -76,7 +76,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_counted(tmp_path: Path) -> 
         stage.run(server.url)
     assert [(o.status, o.reason) for o in stage.outcomes()] == [
         ("answered", None),
-        ("rejected", "prompt and max_new_tokens exceed the context"),
+        ("refused", "prompt and max_new_tokens exceed the context"),
         ("answered", None),
     ]
     assert len(server.lines()) == 2
@@ -145,7 +145,7 @@ def test_progress_counts_what_an_earlier_run_settled(tmp_path: Path) -> None:
         stage.run(url)
         shown = read_progress(stage.paths.progress)
         assert shown is not None
-        return shown.planned, shown.done, shown.rejected, shown.failed, shown.journalled
+        return shown.planned, shown.done, shown.refused, shown.failed, shown.journalled
 
     with fake_server(tmp_path, "--fail-always", "Question 7:") as server:
         assert run(20, server.url) == (42, 42, 2, 2, 0)

@@ -37,7 +37,7 @@ def segment(folder: Path, number: int = 1) -> Path:
 def test_every_kind_of_entry_comes_back_as_it_was_written(tmp_path: Path) -> None:
     entries = [
         answered("a", output_ids=[163606, 0], text="\u2028é😀"),
-        Unanswered(request=digest("b"), status="rejected", reason="prompt too long"),
+        Unanswered(request=digest("b"), status="refused", reason="prompt too long"),
         Rendered(render=digest("c"), ids=[1, 2], refusal=None),
         ServerSeen(id=digest("d"), manifest={"engine": "x", "slots": 4}),
     ]

@@ -70,7 +70,7 @@ def test_membership_follows_from_order_and_answers_alone(tmp_path: Path, server:
             for sample in range(samples)
         ]
         assert [o.status for o in stage.outcomes()] == [
-            ("answered" if ids else "rejected") if n < count else "not_needed"
+            ("answered" if ids else "refused") if n < count else "not_needed"
             for n, ids in enumerate(answers)
             for _ in range(samples)
         ]

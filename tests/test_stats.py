@@ -24,7 +24,7 @@ VERDICTS = [
     verdict("e", 30, reasons=("empty answer",), constrained=True),
 ]
 OTHERS = (
-    Outcome(key="f", turn=0, sample=0, status="rejected", reason="prompt too long"),
+    Outcome(key="f", turn=0, sample=0, status="refused", reason="prompt too long"),
     Outcome(key="g", turn=0, sample=0, status="failed", reason="timeout"),
     Outcome(key="h", turn=0, sample=0, status="not_needed"),
 )
@@ -43,8 +43,8 @@ def run(folder, samples=1):
 def test_counts_rows_and_tokens(folder):
     result = run(folder)
     assert result.planned == 8
-    assert result.outcomes == {"answered": 5, "rejected": 1, "failed": 1, "not_needed": 1, "not_reached": 0}
-    assert result.outcome_reasons == {"rejected": {"prompt too long": 1}, "failed": {"timeout": 1}}
+    assert result.outcomes == {"answered": 5, "refused": 1, "failed": 1, "not_needed": 1, "not_reached": 0}
+    assert result.outcome_reasons == {"refused": {"prompt too long": 1}, "failed": {"timeout": 1}}
     assert result.accepted == Tally(rows=3, tokens=70)
     assert result.rejected == Tally(rows=2, tokens=130)
     assert result.rejected_for == {
