@@ -82,7 +82,8 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
     """stats.json.
 
     planned, outcomes, answered, accepted, rejected, failed count units (key, turn, sample). outcome_reasons: per
-    status, how often each reason. rejected_for, marked_for: a response with two reasons counts under both.
+    status, how often each reason. rejected_for: of the rejected responses; marked_for: of the accepted ones, so what
+    marks would cost as reasons to reject. A response with two reasons counts under both.
     by_length: in powers of two of output tokens. histogram: in quarters of them, without the empty ends.
     """
 
@@ -234,8 +235,9 @@ def tabulate(path: Path) -> Verdicts:
         units.update(zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True))
         blamed = pc.greater(pc.list_value_length(batch["reasons"]), 0)
         decided += pc.sum(pc.xor(batch["accepted"], blamed)).as_py() or 0
-        for name in LISTS:
-            _count(batch[name], batch["output_tokens"], counts[name])
+        accepted = batch.filter(batch["accepted"])
+        for name, rows in (("reasons", batch), ("marks", accepted)):
+            _count(rows[name], rows["output_tokens"], counts[name])
         parts.append(batch.select(COLUMNS))
     table = pa.Table.from_batches(parts)
     tallies = {

@@ -20,7 +20,7 @@ VERDICTS = [
     verdict("a", 10),
     verdict("b", 20, marks=["long line"]),
     verdict("c", 40, truncated=True, reasoning_state="truncated_in_reasoning"),
-    verdict("d", 100, reasons=("repeats itself", "empty answer"), truncated=True),
+    verdict("d", 100, reasons=("repeats itself", "empty answer"), truncated=True, marks=["cut"]),
     verdict("e", 30, reasons=("empty answer",), constrained=True),
 ]
 OTHERS = (
