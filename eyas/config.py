@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,6 +22,10 @@ from eyas.errors import EyasError
 from eyas.plugins import OptionsError, Registry, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
+LONG_TEXT = (
+    4_000  # characters; the summary carries the settings of all jobs and gives a longer text by its digest
+)
+DATASET_STAGES = ("prompts", "generate", "validate", "stats", "train")
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -527,11 +531,19 @@ class MixSettings(Section, frozen=True):
 
 
 class SummarySettings(Section, frozen=True):
-    """What decides results/summary/."""
+    """What decides results/summary/: the settings of every job before it.
+
+    jobs: by stage and subject (see Stages.jobs), each setting as its place in `values`. Equal values stand once, since
+    all jobs must fit one command line and most of them share the model, the checks and a grammar.
+    """
 
     datasets: list[str]
-    budgets: dict[str, int | None]
-    model: ModelConfig
+    jobs: dict[str, dict[str, dict[str, int]]]
+    values: list[Any]
+
+    def job(self, stage: str, subject: str) -> dict[str, Any]:
+        """The settings of one job; a text longer than LONG_TEXT is given by its SHA-256."""
+        return {key: self.values[place] for key, place in self.jobs[stage][subject].items()}
 
 
 class AccessSettings(Section, frozen=True):
@@ -598,11 +610,28 @@ class Stages:
             seed=self.config.seed,
         )
 
+    def jobs(self) -> Iterator[tuple[str, str, dict[str, str]]]:
+        """Every job whose results the summary tells of: stage, subject, and what stage and digest are called with.
+
+        The subject is a dataset, an exporter or, for the mix, the folder of the training set.
+        """
+        for stage in DATASET_STAGES:
+            for name in sorted(self.config.datasets):
+                yield stage, name, {"dataset": name}
+        yield "mix", "train", {}
+        for name in sorted(self.config.exports):
+            yield "export", name, {"exporter": name}
+
     def summary(self) -> SummarySettings:
+        jobs: dict[str, dict[str, dict[str, int]]] = {}
+        places: dict[str, int] = {}
+        for stage, subject, arguments in self.jobs():
+            settings = _without_long_texts(msgspec.to_builtins(getattr(self, stage)(**arguments)))
+            jobs.setdefault(stage, {})[subject] = {
+                key: places.setdefault(_line(settings[key]), len(places)) for key in sorted(settings)
+            }
         return SummarySettings(
-            datasets=sorted(self.config.datasets),
-            budgets={name: self.config.datasets[name].budget_tokens for name in sorted(self.config.datasets)},
-            model=self.model,
+            datasets=sorted(self.config.datasets), jobs=jobs, values=[json.loads(text) for text in places]
         )
 
     def access(self) -> AccessSettings:
@@ -646,7 +675,7 @@ class Stages:
 def canonical(settings: Section) -> str:
     """One line of JSON, keys sorted: equal settings give equal text whatever the order in the config file."""
     value = msgspec.to_builtins(settings)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = _line(value)
     if (size := len(text.encode())) > PARAMS_LIMIT:
         dataset = f"datasets.{value['dataset']}: " if "dataset" in value else ""
         raise EyasError(
@@ -654,6 +683,20 @@ def canonical(settings: Section) -> str:
             f"safely holds; shorten `{'.'.join(_longest(value)[1])}`"
         )
     return text
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _without_long_texts(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > LONG_TEXT:
+        return {"sha256": hashlib.sha256(value.encode()).hexdigest(), "characters": len(value)}
+    if isinstance(value, dict):
+        return {key: _without_long_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_long_texts(item) for item in value]
+    return value
 
 
 def _longest(value: Any) -> tuple[int, list[str]]:

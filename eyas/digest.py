@@ -16,7 +16,6 @@ from eyas.config import Stages
 from eyas.plugins import BUILT_IN
 
 PACKAGE = Path(__file__).parent
-STAGES = ("prompts", "generate", "validate", "stats", "train", "mix", "export", "summary")
 
 # Modules that carry data or messages but decide nothing in a result, and with them what only they import. A test
 # proves that what a stage really imports is its digest plus this list.
@@ -105,5 +104,8 @@ def parts(
 
 
 def code_digests(stages: Stages) -> str:
-    """The digest of every stage as one JSON line, for the manifest."""
-    return json.dumps({stage: code_digest(stages, stage) for stage in STAGES}, sort_keys=True)
+    """The code digest of every job of a run, by stage and subject, as one JSON line, for the manifest."""
+    found: dict[str, dict[str, str]] = {}
+    for stage, subject, arguments in stages.jobs():
+        found.setdefault(stage, {})[subject] = code_digest(stages, stage, **arguments)
+    return json.dumps(found, sort_keys=True)

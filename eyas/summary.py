@@ -1,7 +1,8 @@
 """The summary stage: all datasets in one table, one page, and one manifest of what made them.
 
 summary.json and what is drawn from it hold rates and hours, which depend on the run. manifest.json holds only what
-follows from the journal, the config and the code: no times, no absolute paths.
+follows from the journal, the config and the code: no times, no absolute paths. So it leaves out timing.parquet and
+servers.json, which tell how answers travelled; they are read for the rates and the servers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.metadata
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,57 +25,69 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from eyas.columns import read_columns
-from eyas.config import SummarySettings
+from eyas.config import DATASET_STAGES, SummarySettings
 from eyas.errors import EyasError
 from eyas.hours import Throughput, throughput
 from eyas.mix import MixReport
-from eyas.recordfile import atomic, read_records, read_seal
-from eyas.records import Prompt
+from eyas.recordfile import atomic, read_seal
 from eyas.report.figures import Part, StageUse, Summary
 from eyas.report.markdown import markdown
 from eyas.report.page import render
+from eyas.report.words import listed, number
 from eyas.stats import DatasetStats, Tally, read_stats
 
-ORDER = ("prompts", "generate", "validate", "stats", "train", "export", "mix", "summary")
+# The files that the manifest lists, by the stage that makes them.
+DATASET_FILES = {
+    "prompts": ("prompts.jsonl.zst", "prompts.json"),
+    "generate": ("responses.jsonl.zst", "outcomes.jsonl.zst"),
+    "validate": ("verdicts.parquet",),
+    "stats": ("stats.json",),
+    "train": ("train.parquet",),
+}
+MIX_FILES = ("train.parquet", "eval.parquet", "mix.json")
 TIMING_COLUMNS = ["server", "started", "finished", "output_tokens", "used"]
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
+MOST_REASONS = 5  # in a warning
 
 
 class OutputFile(Struct, frozen=True, kw_only=True):
-    """One result file. rows: null for files that are not tables."""
+    """One result file. stage: which made it, as in the manifest's `jobs`. rows: null for files that are not tables."""
 
     sha256: str
     rows: int | None
+    stage: str
 
 
 def summarise(
     settings: SummarySettings,
     results: Path,
+    exports: Sequence[Path],
     benchmarks: Path,
     manifests: dict[str, Any],
-    code: dict[str, str],
+    code: dict[str, dict[str, str]],
     out: Path,
 ) -> Summary:
     """Writes summary.json, summary.md, manifest.json and report.html to the folder `out`.
 
-    benchmarks: Snakemake's benchmark files, `<rule>/<dataset>.tsv` or `<rule>.tsv`; what is missing is left out.
-    manifests: server manifests by id. code: digest of the code of each stage.
+    exports: the exported files of the training set, below `results`. benchmarks: Snakemake's benchmark files; what is
+    missing is left out. manifests: server manifests by id. code: code digest of each job, by stage and subject.
     """
     stats = {name: read_stats(results / name / "stats.json") for name in settings.datasets}
     timing = {name: read_timing(results / name / "timing.parquet") for name in settings.datasets}
-    parts = {
-        name: part([stats[name]], [timing[name]], [settings.budgets[name]]) for name in settings.datasets
-    }
+    budgets = {name: settings.job("generate", name)["budget_tokens"] for name in settings.datasets}
+    parts = {name: part([stats[name]], [timing[name]], [budgets[name]]) for name in settings.datasets}
+    total = part(list(stats.values()), list(timing.values()), list(budgets.values()))
     everything = pd.concat(timing.values(), ignore_index=True)
     summary = Summary(
+        warnings=warnings(parts, total),
         datasets=parts,
-        total=part(list(stats.values()), list(timing.values()), list(settings.budgets.values())),
+        total=total,
         servers={str(server): _rates(rows) for server, rows in everything.groupby("server", observed=True)},
-        stages=stages(benchmarks, settings.datasets),
+        stages=stages(benchmarks, settings.datasets, exports),
         mix=read_mix(results / "train" / "mix.json"),
     )
     servers = {server: manifests.get(server) for server in summary.servers}
-    manifest = describe(settings, results, servers, code, stats)
+    manifest = describe(settings, results, exports, servers, code, stats)
     _write(out / "summary.json", _json(summary))
     _write(out / "summary.md", markdown(summary).encode())
     _write(out / "manifest.json", _json(manifest))
@@ -100,12 +113,10 @@ def read_timing(path: Path) -> pd.DataFrame:
     return table
 
 
-def read_mix(path: Path) -> MixReport | None:
-    """mix.json, or None where the mix has not been made."""
+def read_mix(path: Path) -> MixReport:
+    """mix.json, typed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=MixReport)
-    except FileNotFoundError:
-        return None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise EyasError(f"{path}: {error}; delete it and run again to rebuild it") from None
 
@@ -123,9 +134,7 @@ def part(
     """
     replies = pd.concat(timing, ignore_index=True)
     rates = _rates(replies)
-    outcomes = Counter[str]()
-    for one in stats:
-        outcomes.update(one.outcomes)
+    outcomes = count(one.outcomes for one in stats)
     truncated = add(one.finish.get("length", Tally(rows=0, tokens=0)) for one in stats)
     accepted = add(one.accepted for one in stats)
     known = [budget for budget in budgets if budget is not None]
@@ -133,7 +142,11 @@ def part(
     reasons = sorted({reason for one in stats for reason in one.rejected_for})
     tokens = {kind: sum(one.tokens[kind].all.total for one in stats) for kind in stats[0].tokens}
     return Part(
+        source_rows=sum(one.prompts.rows_read for one in stats),
         prompts=sum(one.prompts.used for one in stats),
+        not_taken=sum(one.prompts.not_taken for one in stats),
+        skipped=sum(sum(one.prompts.skipped.values()) for one in stats),
+        skipped_for=count(one.prompts.skipped for one in stats),
         planned=sum(one.planned for one in stats),
         responses=outcomes["answered"],
         accepted=accepted.rows,
@@ -142,8 +155,10 @@ def part(
             reason: add(one.rejected_for[reason] for one in stats if reason in one.rejected_for)
             for reason in reasons
         },
-        failed=outcomes["failed"],
         refused=outcomes["refused"],
+        refused_for=count(one.outcome_reasons.get("refused", {}) for one in stats),
+        failed=outcomes["failed"],
+        failed_for=count(one.outcome_reasons.get("failed", {}) for one in stats),
         not_needed=outcomes["not_needed"],
         not_reached=outcomes["not_reached"],
         prompt_tokens=tokens["prompt"],
@@ -166,21 +181,65 @@ def part(
 
 def add(tallies: Iterable[Tally]) -> Tally:
     """The sum of tallies."""
-    listed = list(tallies)
-    return Tally(rows=sum(one.rows for one in listed), tokens=sum(one.tokens for one in listed))
+    terms = list(tallies)
+    return Tally(rows=sum(one.rows for one in terms), tokens=sum(one.tokens for one in terms))
 
 
-def stages(benchmarks: Path, datasets: Sequence[str]) -> dict[str, StageUse]:
-    """Time and memory per rule that has a benchmark, in the order of the pipeline."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for path in sorted([*benchmarks.glob("*.tsv"), *benchmarks.glob("*/*.tsv")]):
-        alone = path.parent == benchmarks
-        if alone or path.stem in datasets:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file, delimiter="\t"))
-            found.setdefault(path.stem if alone else path.parent.name, []).extend(rows)
-    order = sorted(found, key=lambda rule: (ORDER.index(rule) if rule in ORDER else len(ORDER), rule))
-    return {rule: _use(found[rule]) for rule in order}
+def count(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    """The sum of counts by name."""
+    total = Counter[str]()
+    for one in counts:
+        total.update(one)
+    return total
+
+
+def warnings(parts: dict[str, Part], total: Part) -> list[str]:
+    """What nobody may overlook: that a dataset, or the whole run, gives nothing to train on, and why."""
+    if not total.accepted:
+        return [nothing(total)]
+    return [f"{name}: {nothing(one)}" for name, one in parts.items() if not one.accepted]
+
+
+def nothing(part: Part) -> str:
+    """A sentence or two about a part that has no accepted answer."""
+    causes: list[tuple[str, int, Mapping[str, int | Tally]]] = [
+        ("refused", part.refused, part.refused_for),
+        ("failed", part.failed, part.failed_for),
+        ("rejected by a check", part.rejected, part.rejected_for),
+    ]
+    fates = [
+        f"{number(units)} {fate} ({listed(reasons, MOST_REASONS)})"
+        for fate, units, reasons in causes
+        if units
+    ]
+    what = "no answer was accepted" if part.responses else "no prompt was answered"
+    return (
+        f"{what}, so there is nothing to train on. Of {number(part.planned)} planned answers: {', '.join(fates)}. "
+        "Change what the reasons name and run again"
+    )
+
+
+def stages(benchmarks: Path, datasets: Sequence[str], exports: Sequence[Path]) -> dict[str, StageUse]:
+    """Time and memory per stage that has a benchmark, in the order of the pipeline.
+
+    The summary is not among them: its own benchmark is written after it has ended.
+    """
+    files = {stage: [benchmarks / stage / f"{name}.tsv" for name in datasets] for stage in DATASET_STAGES}
+    files["mix"] = [benchmarks / "mix.tsv"]
+    # …/train/exports/tokens/eval.jsonl.zst has the benchmark train.eval.tokens.jsonl.zst.tsv.
+    names = [(path.parent.name, *path.name.split(".", 1)) for path in exports]
+    files["export"] = [
+        benchmarks / "export" / f"train.{side}.{exporter}.{suffix}.tsv" for exporter, side, suffix in names
+    ]
+    rows = {stage: [row for path in paths for row in _rows(path)] for stage, paths in files.items()}
+    return {stage: _use(found) for stage, found in rows.items() if found}
+
+
+def _rows(benchmark: Path) -> list[dict[str, str]]:
+    if not benchmark.exists():
+        return []
+    with benchmark.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def _use(rows: Sequence[dict[str, str]]) -> StageUse:
@@ -200,21 +259,31 @@ def _use(rows: Sequence[dict[str, str]]) -> StageUse:
 def describe(
     settings: SummarySettings,
     results: Path,
+    exports: Sequence[Path],
     servers: dict[str, Any],
-    code: dict[str, str],
+    code: dict[str, dict[str, str]],
     stats: dict[str, DatasetStats],
 ) -> dict[str, Any]:
-    """All that decided the results, and the results by digest."""
+    """All that decided the results, and the results by digest.
+
+    jobs: settings and code digest of each, by stage and then by dataset, exporter or, for the mix, `train`.
+    """
     return {
         "format": MANIFEST_FORMAT,
         "eyas": importlib.metadata.version("eyas"),
         "python": platform.python_version(),
         "packages": packages(),
-        "code": code,
-        "model": portable(msgspec.to_builtins(settings.model)),
+        "model": named(settings.job("generate", settings.datasets[0])["model"]),
         "servers": {server: portable(manifest) for server, manifest in servers.items()},
-        "sources": {name: sources(stats[name], results / name / "prompts.jsonl.zst") for name in stats},
-        "outputs": outputs(results, settings.datasets),
+        "sources": {name: sources(settings, name, stats[name]) for name in settings.datasets},
+        "jobs": {
+            stage: {
+                subject: {"code": code[stage][subject], "settings": named(settings.job(stage, subject))}
+                for subject in subjects
+            }
+            for stage, subjects in settings.jobs.items()
+        },
+        "outputs": outputs(results, settings.datasets, exports),
     }
 
 
@@ -225,28 +294,30 @@ def packages() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def sources(stats: DatasetStats, prompts: Path) -> dict[str, Any]:
-    """The files that a dataset came from, with the revision that its prompts carry."""
-    first = next(read_records(prompts, Prompt), None)
+def sources(settings: SummarySettings, dataset: str, stats: DatasetStats) -> dict[str, Any]:
+    """The files that a dataset came from, and the revision that its prompts carry."""
+    job = settings.job("prompts", dataset)
     return {
-        "source": first.origin.source if first else None,
-        "revision": first.origin.revision if first else None,
-        "files": [msgspec.to_builtins(file) for file in stats.prompts.files],
+        "source": job["source"]["name"],
+        "revision": job["revision"],
+        "files": [named(msgspec.to_builtins(file)) for file in stats.prompts.files],
     }
 
 
-def outputs(results: Path, datasets: Sequence[str]) -> dict[str, OutputFile]:
+def outputs(results: Path, datasets: Sequence[str], exports: Sequence[Path]) -> dict[str, OutputFile]:
     """Every file of the datasets and of the training set, by its path under `results`."""
-    files = [
-        path
-        for folder in (*datasets, "train")
-        for path in (results / folder).rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    ]
-    return {path.relative_to(results).as_posix(): output(path) for path in sorted(files)}
+    made_by = {
+        results / name / file: stage
+        for name in datasets
+        for stage, files in DATASET_FILES.items()
+        for file in files
+    }
+    made_by |= {results / "train" / file: "mix" for file in MIX_FILES}
+    made_by |= dict.fromkeys(exports, "export")
+    return {path.relative_to(results).as_posix(): output(path, made_by[path]) for path in sorted(made_by)}
 
 
-def output(path: Path) -> OutputFile:
+def output(path: Path, stage: str) -> OutputFile:
     """Digest and rows of one file; raises EyasError for a table that is cut short."""
     rows = None
     if path.name.endswith(".jsonl.zst"):
@@ -257,18 +328,29 @@ def output(path: Path) -> OutputFile:
         except pa.ArrowException as error:
             raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
     with path.open("rb") as file:
-        return OutputFile(sha256=hashlib.file_digest(file, "sha256").hexdigest(), rows=rows)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return OutputFile(sha256=digest, rows=rows, stage=stage)
 
 
 _FOLDERS = re.compile(r"(?:(?<=^)|(?<=[\s=]))/(?:[^/\s]+/)+")
+_ABSOLUTE = re.compile(r"\A/.*/([^/]+)/?\Z")
 
 
 def portable(value: Any) -> Any:
     """`value` with absolute paths cut down to their last part, so that where a server keeps its files is not told."""
+    return _texts(value, lambda text: _FOLDERS.sub("", text))
+
+
+def named(value: Any) -> Any:
+    """Like portable, but only texts that are a path from end to end: a grammar may hold what looks like one."""
+    return _texts(value, lambda text: _ABSOLUTE.sub(r"\1", text))
+
+
+def _texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return _FOLDERS.sub("", value)
+        return change(value)
     if isinstance(value, dict):
-        return {key: portable(item) for key, item in value.items()}
+        return {key: _texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [portable(item) for item in value]
+        return [_texts(item, change) for item in value]
     return value

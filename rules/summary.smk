@@ -1,14 +1,18 @@
 rule summary:
     input:
+        of_all("results/{dataset}/prompts.jsonl.zst"),
         of_all("results/{dataset}/prompts.json"),
-        of_all("results/{dataset}/stats.json"),
+        of_all("results/{dataset}/responses.jsonl.zst"),
+        of_all("results/{dataset}/outcomes.jsonl.zst"),
         of_all("results/{dataset}/timing.parquet"),
         of_all("results/{dataset}/servers.json"),
+        of_all("results/{dataset}/verdicts.parquet"),
+        of_all("results/{dataset}/stats.json"),
         of_all("results/{dataset}/train.parquet"),
         "results/train/train.parquet",
         "results/train/eval.parquet",
         "results/train/mix.json",
-        EXPORTS,
+        exports=EXPORTS,
     output:
         json="results/summary/summary.json",
         markdown="results/summary/summary.md",
@@ -28,10 +32,12 @@ rule summary:
         **CODE,
     params:
         settings=settings("summary"),
-        code=code_digests(STAGES),
+        code=code("summary"),
+        jobs=code_digests(STAGES),
     shell:
         PROGRAM + "summary.py"
         " --settings {params.settings:q}"
-        " --code {params.code:q}"
+        " --code {params.jobs:q}"
+        " --exports {input.exports:q}"
         " --out {output.json:q}"
         " --log {log:q}"

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import logging
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,11 +19,18 @@ def main(a: argparse.Namespace) -> None:
     servers: dict[str, object] = {}
     for dataset in settings.datasets:
         servers |= json.loads((results / dataset / "servers.json").read_bytes())
-    summarise(settings, results, a.log.parent / "benchmarks", servers, json.loads(a.code), a.out.parent)
+    benchmarks = a.log.parent / "benchmarks"
+    summary = summarise(settings, results, a.exports, benchmarks, servers, json.loads(a.code), a.out.parent)
+    for warning in summary.warnings:
+        logging.warning("%s", warning)
+        print(f"eyas summary: warning: {warning}", file=sys.stderr)
 
 
 parser = argparse.ArgumentParser("summary", description=__doc__)
 parser.add_argument("--settings", required=True, help="SummarySettings as JSON")
-parser.add_argument("--code", required=True, help="code digest of every stage, a JSON object")
+parser.add_argument(
+    "--code", required=True, help="code digest of every job by stage and subject, a JSON object"
+)
+parser.add_argument("--exports", type=Path, nargs="*", required=True, help="the exported training set")
 parser.add_argument("--out", type=Path, required=True, help="summary.json; its siblings go beside it")
 run(main, parser)

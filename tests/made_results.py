@@ -1,11 +1,14 @@
 """A small results/ folder written by the real writers, for the tests of what reads one."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eyas.config import Stages, load
+from eyas.mix import MixReport, SideCounts
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Verdict
@@ -100,3 +103,33 @@ def write_dataset(
     accepted = [v.key for v in verdicts if v.accepted]
     pq.write_table(pa.table({"id": accepted}), folder / "train.parquet")
     return folder
+
+
+def write_training_set(results: Path) -> list[Path]:
+    """The mix of all datasets in `results`, told of by its report alone, and its exports, whose paths are returned."""
+    folder = results / "train"
+    datasets = sorted(path.parent.name for path in results.glob("*/train.parquet"))
+    exports = [folder / "exports" / "tokens" / f"{side}.jsonl.zst" for side in ("train", "eval")]
+    exports[0].parent.mkdir(parents=True)
+    for side in ("train", "eval"):
+        shutil.copy(results / datasets[0] / "train.parquet", folder / f"{side}.parquet")
+    for path in exports:
+        write_records(path, [])
+    sides = {name: SideCounts(rows=3, supervised_tokens=600) for name in datasets}
+    none = {name: SideCounts() for name in datasets}
+    report = MixReport(train=sides, eval=none, dropped_by_weights=none)
+    (folder / "mix.json").write_bytes(msgspec.json.encode(report))
+    return exports
+
+
+def stages(datasets: dict[str, dict[str, object]], **sections: object) -> Stages:
+    """A run of these datasets, each with what its section says beyond source and files."""
+    config = {
+        "model": {"id": "org/tiny", "revision": "abc", "reasoning": {"name": "tags"}},
+        "server": {"engine": {"name": "llamacpp", "model_file": "tiny.gguf"}},
+        "datasets": {
+            name: {"source": {"name": "glaive"}, "files": ["x"], "revision": "abc123", **section}
+            for name, section in datasets.items()
+        },
+    }
+    return Stages(load(config | sections))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 import subprocess
@@ -11,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pipeline import CONFIG
 
 from eyas import digest
-from eyas.config import PARAMS_LIMIT, Stages, canonical, load
-from eyas.digest import STAGES, TRANSPORT, closure, code_digest, parts
+from eyas.config import DATASET_STAGES, PARAMS_LIMIT, Stages, canonical, load
+from eyas.digest import TRANSPORT, closure, code_digest, code_digests, parts
 from eyas.errors import EyasError
 from eyas.plugins import BUILTINS, registry
 
+STAGES = (*DATASET_STAGES, "mix", "export", "summary")
 # Modules that a stage imports only while it runs.
 LATE = {stage: ["eyas.sources.files"] for stage in STAGES}
 LATE["generate"] += ["eyas.asking", "eyas.server.lease"]
@@ -162,6 +165,56 @@ def test_a_plugin_file_counts_by_its_bytes_and_with_what_it_imports(tmp_path: Pa
     with (copied / "checks/length.py").open("a") as edited:
         edited.write("#")
     assert differing(before, digests(**on)) == users
+
+
+def test_the_manifest_gets_the_digest_of_every_job() -> None:
+    made = stages()
+    expected = {
+        stage: {name: code_digest(made, stage, name) for name in made.config.datasets}
+        for stage in DATASET_STAGES
+    }
+    expected |= {
+        "mix": {"train": code_digest(made, "mix")},
+        "export": {"tokens": code_digest(made, "export", exporter="tokens")},
+    }
+    assert json.loads(code_digests(made)) == expected
+    assert expected["prompts"]["plain"] != expected["prompts"]["budgeted"], "their sources differ"
+
+
+def test_the_summary_has_the_settings_of_every_job_and_equal_ones_once() -> None:
+    made = stages(sampling={"grammar": "x" * 3_000})
+    summary = made.summary()
+    for stage in DATASET_STAGES:
+        for name in made.config.datasets:
+            assert summary.job(stage, name) == msgspec.to_builtins(getattr(made, stage)(name))
+    assert summary.job("mix", "train") == msgspec.to_builtins(made.mix())
+    assert summary.job("export", "tokens") == msgspec.to_builtins(made.export("tokens"))
+    assert len(canonical(summary)) < sum(
+        len(canonical(getattr(made, stage)(name)))
+        for stage in DATASET_STAGES
+        for name in made.config.datasets
+    )
+    texts = [json.dumps(value, sort_keys=True) for value in summary.values]
+    assert len(texts) == len(set(texts))
+
+
+def test_datasets_with_long_settings_of_their_own_still_fit_the_summary() -> None:
+    """Each fits its own jobs; together they would not fit the command line of one."""
+    config = copy.deepcopy(CONFIG)
+    grammars = {f"d{n:02}": f"root ::= {n} " + "é" * 20_000 for n in range(20)}
+    config["datasets"] = {
+        name: {"source": {"name": "glaive"}, "files": ["x"], "sampling": {"grammar": grammar}}
+        for name, grammar in grammars.items()
+    }
+    made = Stages(load(config))
+    summary = made.summary()
+    assert len(canonical(summary).encode()) < PARAMS_LIMIT / 2
+    for name, grammar in grammars.items():
+        canonical(made.generate(name))
+        assert summary.job("generate", name)["sampling"]["grammar"] == {
+            "sha256": hashlib.sha256(grammar.encode()).hexdigest(),
+            "characters": len(grammar),
+        }
 
 
 def test_settings_that_are_too_long_for_a_command_line_name_the_text_to_shorten() -> None:

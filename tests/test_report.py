@@ -1,12 +1,15 @@
 """The page: the same numbers as summary.json, nothing interpreted as HTML, nothing fetched."""
 
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from made_results import verdict, write_dataset
+from made_results import stages, verdict, write_dataset, write_training_set
 
-from eyas.config import ModelConfig, StatsSettings, SummarySettings
+from eyas.config import StatsSettings
+from eyas.digest import code_digests
+from eyas.records import Outcome
 from eyas.report.page import LEFT, RIGHT, WIDTH, Axis, chart, nice
 from eyas.stats import stats
 from eyas.summary import summarise
@@ -65,14 +68,24 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     few = [
         verdict("a", 7),
-        verdict("b", 900, reasons=(EVIL,)),
+        verdict("b", 900, reasons=(EVIL,), marks=["rejected anyway"]),
         verdict("c", 1300, marks=[EVIL], truncated=True),
     ]
-    for name, verdicts in {"A": few, "B": [verdict("x", 4000)]}.items():
-        dataset_stats(write_dataset(root / "results" / name, verdicts))
-    model = ModelConfig(id=EVIL, reasoning={"name": "none"})
-    settings = SummarySettings(datasets=["A", "B"], budgets={"A": None, "B": None}, model=model)
-    summary = summarise(settings, root / "results", root / "none", {}, {}, root / "out")
+    unanswered = [
+        Outcome(key="u", turn=0, sample=0, status="refused", reason=f"template says {EVIL}"),
+        Outcome(key="v", turn=0, sample=0, status="failed", reason="timeout"),
+    ]
+    return report(root, {"A": (few, ()), "B": ([verdict("x", 4000)], unanswered)})
+
+
+def report(root, datasets):
+    """The page and the summary of datasets given as verdicts and other outcomes."""
+    for name, (verdicts, others) in datasets.items():
+        dataset_stats(write_dataset(root / "results" / name, verdicts, others=tuple(others)))
+    exports = write_training_set(root / "results")
+    made = stages({name: {} for name in datasets}, model={"id": EVIL})
+    code = json.loads(code_digests(made))
+    summary = summarise(made.summary(), root / "results", exports, root / "none", {}, code, root / "out")
     return (root / "out" / "report.html").read_text(), summary
 
 
@@ -109,6 +122,42 @@ def test_text_from_data_is_never_markup(made, page):
     assert page.by_id["rejected"] == "Rejected"
     assert page.table("Responses")[1][0] == EVIL
     assert page.table("Responses")[1][1] == "1"
+
+
+def test_what_was_not_answered_is_told_by_reason(page):
+    """Refused prompts and rejected answers are different things in different tables."""
+    assert page.table("Outcome")[1:] == [
+        [f"template says {EVIL}", "refused", "1", "16.7%", "B 1"],
+        ["timeout", "failed", "1", "16.7%", "B 1"],
+    ]
+    head, *_, total = page.table("Planned")
+    cells = dict(zip(head, total, strict=True))
+    assert [cells[name] for name in ("Planned", "Answered", "Refused", "Failed")] == ["6", "4", "1", "1"]
+
+
+def test_source_rows_that_were_skipped_are_told_by_reason(page):
+    assert page.table("Rows") == [
+        ["Dataset", "Rows", "Used", "Not taken", "Skipped", "Skipped for"],
+        ["A", "6", "3", "1", "2", "2 × no user turn"],
+        ["B", "6", "3", "1", "2", "2 × no user turn"],
+        ["total", "12", "6", "2", "4", "4 × no user turn"],
+    ]
+
+
+def test_marks_are_of_what_was_kept(page):
+    marks = {row[0]: row[1] for row in page.table("Marked, and kept")}
+    assert marks["A"] == f"1 × {EVIL}"
+    assert marks["B"] == "–"
+
+
+def test_a_run_that_gives_nothing_says_so_at_the_top(made, tmp_path):
+    assert "Warning" not in made[0]
+    refused = Outcome(key="u", turn=0, sample=0, status="refused", reason=f"template says {EVIL}")
+    text, summary = report(tmp_path, {"A": ([], [refused])})
+    assert summary.warnings
+    top = text[: text.index("<nav")]
+    assert "no prompt was answered" in top and "1 × template says &lt;script&gt;" in top
+    assert "<script" not in text
 
 
 def test_nothing_is_fetched_and_nothing_runs(made, page):

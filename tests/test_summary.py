@@ -4,35 +4,39 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
-from made_results import SHA, START, verdict, write_dataset
+from made_results import SHA, START, stages, verdict, write_dataset, write_training_set
 
-from eyas.config import ModelConfig, StatsSettings, SummarySettings
+from eyas.config import DATASET_STAGES, StatsSettings, canonical
+from eyas.digest import code_digests
 from eyas.errors import EyasError
-from eyas.mix import MixReport, SideCounts
 from eyas.records import Outcome
 from eyas.report.figures import Summary
 from eyas.report.markdown import table
 from eyas.stats import Tally, stats
-from eyas.summary import portable, summarise
+from eyas.summary import named, portable, summarise
 
+ROOT = Path(__file__).parent.parent
 MANIFESTS = {"server-1": {"engine": "llamacpp", "model_path": "/data/models/tiny.gguf"}, "server-9": {}}
 FILES = ("report.html", "summary.json", "summary.md", "manifest.json")
+REFUSED = Outcome(key="y", turn=0, sample=0, status="refused", reason="prompt too long")
+FAILED = Outcome(key="z", turn=0, sample=0, status="failed", reason="timeout")
 
 
-def add_stats(folder):
+def add_dataset(results, name, verdicts, **options):
+    folder = write_dataset(results / name, verdicts, **options)
     stats(
-        StatsSettings(dataset=folder.name, samples=1),
-        *(folder / name for name in ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet")),
+        StatsSettings(dataset=name, samples=1),
+        *(folder / file for file in ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet")),
         folder / "stats.json",
     )
-
-
-def settings(**budgets):
-    model = ModelConfig(id="org/tiny", revision="abc", reasoning={"name": "tags"})
-    return SummarySettings(datasets=sorted(budgets), budgets=budgets, model=model)
+    servers = {"server-1": MANIFESTS["server-1"]} if verdicts else {}
+    (folder / "servers.json").write_text(json.dumps(servers))
 
 
 @pytest.fixture
@@ -46,32 +50,48 @@ def run(tmp_path):
         verdict("d", 400, reasons=("empty answer",)),
     ]
     b = [verdict("a", 1000, constrained=True), verdict("b", 500, reasons=("empty answer", "repeats itself"))]
-    failed = Outcome(key="z", turn=0, sample=0, status="failed", reason="timeout")
-    add_stats(write_dataset(results / "A", a, others=(failed,)))
-    add_stats(write_dataset(results / "B", b, start=START + 10))
-    (results / "train").mkdir()
-    shutil.copy(results / "A" / "train.parquet", results / "train" / "train.parquet")
-    sides = {"A": SideCounts(rows=3, supervised_tokens=600), "B": SideCounts(rows=1, supervised_tokens=1000)}
-    none = {"A": SideCounts(), "B": SideCounts()}
-    mix = MixReport(train=sides, eval=none, dropped_by_weights=none)
-    (results / "train" / "mix.json").write_bytes(msgspec.json.encode(mix))
+    add_dataset(results, "A", a, others=(REFUSED, FAILED))
+    add_dataset(results, "B", b, start=START + 10)
+    write_training_set(results)
     benchmarks = tmp_path / "logs" / "benchmarks"
-    for rule, name, line in [
-        ("generate", "A", "12.5\t0:00:12\t100.5"),
-        ("generate", "B", "7.5\t0:00:07\t-"),
-        ("generate", "removed", "999\t0:16:39\t999"),
-        (".", "mix", "1.0\t0:00:01\tNA"),
+    for file, line in [
+        ("generate/A", "12.5\t0:00:12\t100.5"),
+        ("generate/B", "7.5\t0:00:07\t-"),
+        ("generate/removed", "999\t0:16:39\t999"),
+        ("mix", "1.0\t0:00:01\tNA"),
+        ("export/train.train.tokens.jsonl.zst", "2.0\t0:00:02\t50"),
+        ("export/train.eval.tokens.jsonl.zst", "1.0\t0:00:01\t60"),
+        ("export/train.eval.removed.json", "999\t0:16:39\t999"),
+        ("export/A.train.tokens.jsonl.zst", "999\t0:16:39\t999"),
+        ("serve", "999\t0:16:39\t999"),
+        ("summary", "999\t0:16:39\t999"),
     ]:
-        (benchmarks / rule).mkdir(parents=True, exist_ok=True)
-        (benchmarks / rule / f"{name}.tsv").write_text(f"s\th:m:s\tmax_rss\n{line}\n")
+        path = benchmarks / f"{file}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"s\th:m:s\tmax_rss\n{line}\n")
     return tmp_path
 
 
-def summarised(run, chosen=None):
-    chosen = chosen or settings(A=1000, B=2000)
+def budgets(**tokens):
+    return {name: {"budget_tokens": budget} for name, budget in tokens.items()}
+
+
+def summarised(run, datasets=None, **sections):
+    made = stages(datasets or budgets(A=1000, B=2000), **sections)
     return summarise(
-        chosen, run / "results", run / "logs" / "benchmarks", MANIFESTS, {"generate": "c0de"}, run / "out"
+        made.summary(),
+        run / "results",
+        sorted((run / "results/train/exports/tokens").glob("*.jsonl.zst")),
+        run / "logs" / "benchmarks",
+        MANIFESTS,
+        json.loads(code_digests(made)),
+        run / "out",
     )
+
+
+def manifest_of(run, datasets=None, **sections):
+    summarised(run, datasets, **sections)
+    return json.loads((run / "out" / "manifest.json").read_bytes())
 
 
 def test_parts_add_up_to_the_total(run):
@@ -91,7 +111,11 @@ def test_parts_add_up_to_the_total(run):
             getattr(part, name) for part in summary.datasets.values()
         ), name
     total = summary.total
-    assert (total.prompts, total.responses, total.accepted, total.rejected, total.failed) == (7, 6, 4, 2, 1)
+    assert (total.prompts, total.responses, total.accepted, total.rejected) == (8, 6, 4, 2)
+    assert (total.planned, total.refused, total.failed) == (8, 1, 1)
+    assert (total.refused_for, total.failed_for) == ({"prompt too long": 1}, {"timeout": 1})
+    assert (total.source_rows, total.not_taken, total.skipped) == (14, 2, 4)
+    assert total.skipped_for == {"no user turn": 4}
     assert (total.output_tokens, total.accepted_tokens) == (2500, 1600)
     assert total.reasoning_tokens + total.answer_tokens == total.output_tokens
     assert total.rejected_for == {
@@ -116,39 +140,97 @@ def test_budget_use_counts_accepted_tokens(run):
     summary = summarised(run)
     assert (summary.datasets["A"].budget_use, summary.datasets["B"].budget_use) == (0.6, 0.5)
     assert summary.total.budget_tokens == 3000
-    partly = summarised(run, settings(A=1000, B=None))
+    partly = summarised(run, budgets(A=1000, B=None))
     assert partly.datasets["B"].budget_use is None
     assert partly.total.budget_tokens is None
 
 
-def test_stages_come_from_the_benchmarks_of_this_run(run):
-    stages = summarised(run).stages
-    assert list(stages) == ["generate", "mix"]
-    assert (stages["generate"].jobs, stages["generate"].seconds, stages["generate"].peak_memory_mb) == (
-        2,
-        20,
-        100.5,
-    )
-    assert stages["mix"].peak_memory_mb is None
+def test_stages_are_those_of_this_run(run):
+    """Neither the server that was held, nor datasets and exports of another run, nor the last summary's own time."""
+    found = summarised(run).stages
+    assert list(found) == ["generate", "mix", "export"]
+    used = found["generate"]
+    assert (used.jobs, used.seconds, used.peak_memory_mb) == (2, 20, 100.5)
+    assert found["mix"].peak_memory_mb is None
+    assert (found["export"].jobs, found["export"].seconds, found["export"].peak_memory_mb) == (2, 3, 60)
 
 
-def test_a_partial_run_has_a_partial_summary(run):
+def test_without_benchmarks_there_are_no_stages(run):
     shutil.rmtree(run / "logs")
-    (run / "results" / "train" / "mix.json").unlink()
-    summary = summarised(run)
-    assert (summary.stages, summary.mix) == ({}, None)
+    assert summarised(run).stages == {}
     assert all((run / "out" / name).exists() for name in FILES)
 
 
-def test_a_dataset_without_answers_does_not_stop_the_summary(run):
-    add_stats(
-        write_dataset(
-            run / "results" / "C", [], others=(Outcome(key="z", turn=0, sample=0, status="failed"),)
-        )
-    )
-    summary = summarised(run, settings(A=None, B=None, C=None))
+def test_a_run_that_gives_rows_warns_of_nothing(run):
+    assert summarised(run).warnings == []
+    assert "Warning" not in (run / "out" / "summary.md").read_text()
+
+
+def test_a_dataset_without_answers_is_a_warning_and_stops_nothing(run):
+    refused = [
+        msgspec.structs.replace(REFUSED, key=key, reason=reason)
+        for key, reason in (("a", "drops\na tool"), ("b", "prompt too long"), ("c", "prompt too long"))
+    ]
+    add_dataset(run / "results", "C", [], others=(*refused, FAILED))
+    summary = summarised(run, budgets(A=None, B=None, C=None))
     assert summary.datasets["C"].tokens_per_second is None
     assert summary.total.responses == 6
+    (warning,) = summary.warnings
+    assert warning.startswith(
+        "C: no prompt was answered, so there is nothing to train on. Of 4 planned answers: "
+        "3 refused (2 × prompt too long, 1 × drops a tool), 1 failed (1 × timeout). "
+    )
+
+
+def test_a_dataset_of_which_all_was_rejected_is_a_warning(run):
+    verdicts = [verdict(str(n), 10, reasons=("empty answer", f"reason {n}")) for n in range(9)]
+    add_dataset(run / "results", "C", verdicts)
+    (warning,) = summarised(run, budgets(A=None, B=None, C=None)).warnings
+    assert warning.startswith("C: no answer was accepted, so there is nothing to train on. ")
+    assert "9 rejected by a check (9 × empty answer, 1 × reason 0, " in warning
+    assert "1 × reason 3, …)" in warning and "reason 4" not in warning, "a terminal is not flooded"
+
+
+def test_a_run_without_any_answer_says_so_before_everything_else_and_in_the_terminal(run):
+    """Through the program that the rule calls."""
+    results = run / "results"
+    shutil.rmtree(results)
+    for name in "AB":
+        add_dataset(results, name, [], others=(REFUSED,))
+    exports = write_training_set(results)
+    made = stages(budgets(A=None, B=None))
+    command = [sys.executable, "-P", str(ROOT / "scripts" / "summary.py"), "--settings"]
+    command += [canonical(made.summary()), "--code", code_digests(made), "--exports", *map(str, exports)]
+    command += ["--out", str(results / "summary/summary.json"), "--log", str(run / "logs/summary.log")]
+    (results / "summary").mkdir()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    says = (
+        "no prompt was answered, so there is nothing to train on. "
+        "Of 2 planned answers: 2 refused (2 × prompt too long)"
+    )
+    assert done.stderr.startswith(f"eyas summary: warning: {says}")
+    assert f"WARNING {says}" in (run / "logs" / "summary.log").read_text()
+    text = (results / "summary" / "summary.md").read_text()
+    assert text.startswith(f"# Summary\n\n> Warning: {says}")
+    assert "2 refused" in text
+    assert json.loads((results / "summary" / "summary.json").read_bytes())["warnings"][0].startswith(says)
+
+
+def test_reasons_stand_in_the_tables_each_under_its_own_word(run):
+    summarised(run)
+    sections = dict(re.findall(r"^## (.*)\n\n((?:\|.*\n)+)", (run / "out" / "summary.md").read_text(), re.M))
+    cells = {
+        head: [[cell.strip() for cell in line.strip("|").split("|")] for line in rows.splitlines()[2:]]
+        for head, rows in sections.items()
+    }
+    assert cells["Source rows skipped"] == [["no user turn", "4"]]
+    assert cells["Refused: the prompt cannot be asked"] == [["prompt too long", "1"]]
+    assert cells["Failed: no answer after the last retry"] == [["timeout", "1"]]
+    assert cells["Rejected: answered, and a check found fault"] == [
+        ["empty answer", "2", "900"],
+        ["repeats itself", "1", "500"],
+    ]
 
 
 def test_summary_json_reads_back_typed(run):
@@ -165,7 +247,7 @@ def test_tables_line_up_in_a_terminal(run):
     first = text.split("\n\n")[1].splitlines()
     assert [cell.strip() for cell in first[-1].strip("|").split("|")] == [
         "total",
-        "7",
+        "8",
         "6",
         "4",
         "2,500",
@@ -181,35 +263,135 @@ def test_a_cell_cannot_break_its_table():
 
 
 def test_the_manifest_names_what_made_every_output(run):
-    summarised(run)
-    manifest = json.loads((run / "out" / "manifest.json").read_bytes())
+    manifest = manifest_of(run)
     assert manifest["model"]["id"] == "org/tiny"
-    assert manifest["code"] == {"generate": "c0de"}
     assert manifest["servers"] == {"server-1": {"engine": "llamacpp", "model_path": "tiny.gguf"}}
     assert {"msgspec", "pandas", "pyarrow", "snakemake"} <= set(manifest["packages"])
     assert manifest["sources"]["A"] == {
         "source": "glaive",
         "revision": "abc123",
-        "files": [{"name": "part-0.jsonl", "rows": 8, "sha256": SHA}],
+        "files": [{"name": "part-0.jsonl", "rows": 9, "sha256": SHA}],
     }
     outputs = manifest["outputs"]
-    assert {"A/responses.jsonl.zst", "B/train.parquet", "train/train.parquet", "train/mix.json"} <= set(
-        outputs
-    )
-    assert outputs["A/outcomes.jsonl.zst"]["rows"] == 5
+    assert outputs["A/outcomes.jsonl.zst"]["rows"] == 6
     assert outputs["A/verdicts.parquet"]["rows"] == 4
     digest = hashlib.sha256((run / "results" / "A" / "stats.json").read_bytes()).hexdigest()
-    assert outputs["A/stats.json"] == {"sha256": digest, "rows": None}
+    assert outputs["A/stats.json"] == {"sha256": digest, "rows": None, "stage": "stats"}
+    jobs = manifest["jobs"]
+    for path, file in outputs.items():
+        folders = path.split("/")[:-1]
+        assert set(jobs[file["stage"]][folders[-1]]) == {"code", "settings"}, path
+
+
+def test_the_manifest_has_settings_and_code_of_every_job(run):
+    datasets = budgets(A=1000, B=None)
+    made, jobs = stages(datasets), manifest_of(run, datasets)["jobs"]
+    code = json.loads(code_digests(made))
+    assert set(jobs) == {*DATASET_STAGES, "mix", "export"}
+    for stage in DATASET_STAGES:
+        for name in datasets:
+            settings = msgspec.to_builtins(getattr(made, stage)(name))
+            assert jobs[stage][name] == {"code": code[stage][name], "settings": settings}
+    assert jobs["mix"]["train"]["settings"] == msgspec.to_builtins(made.mix())
+    assert jobs["export"]["tokens"] == {
+        "code": code["export"]["tokens"],
+        "settings": msgspec.to_builtins(made.export("tokens")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"seed": 7}, [("prompts", "A"), ("prompts", "B"), ("mix", "train")]),
+        ({"A": {"rows": 3}}, [("prompts", "A")]),
+        ({"A": {"revision": "def"}}, [("prompts", "A")]),
+        ({"A": {"source": {"name": "magicoder"}}}, [("prompts", "A")]),
+        ({"A": {"samples": 2}}, [("generate", "A"), ("stats", "A")]),
+        ({"A": {"sampling": {"temperature": 0.5}}}, [("generate", "A")]),
+        ({"A": {"reasoning_required": False}}, [("generate", "A")]),
+        ({"A": {"checks": {"length": {"policy": "off"}}}}, [("validate", "A")]),
+        ({"B": {"checks": {"length": {"policy": "off"}}}}, [("generate", "B"), ("validate", "B")]),
+        ({"mix": {"weights": {"A": 1, "B": 2}}}, [("mix", "train")]),
+        ({"mix": {"eval_share": 0.5}}, [("mix", "train")]),
+    ],
+    ids=str,
+)
+def test_every_setting_that_decides_an_output_shows_in_the_manifest(run, change, where):
+    before = manifest_of(run, budgets(A=None, B=9))
+    datasets = budgets(A=None, B=9)
+    for name in datasets:
+        datasets[name] |= change.get(name, {})
+    after = manifest_of(run, datasets, **{key: value for key, value in change.items() if key not in datasets})
+    differing = [
+        (stage, subject)
+        for stage, subjects in before["jobs"].items()
+        for subject in subjects
+        if before["jobs"][stage][subject] != after["jobs"][stage][subject]
+    ]
+    assert sorted(differing) == sorted(where)
+
+
+def declared():
+    """The inputs of the rule, per dataset and of the training set."""
+    text = (ROOT / "rules" / "summary.smk").read_text().partition("    output:")[0]
+    return set(re.findall(r"results/\{dataset\}/([\w.]+)", text)), set(
+        re.findall(r"results/train/([\w.]+)", text)
+    )
+
+
+def test_outputs_are_the_declared_inputs_without_what_equal_runs_differ_in(run):
+    per_dataset, of_training_set = declared()
+    outputs = set(manifest_of(run)["outputs"])
+    expected = {
+        f"{name}/{file}" for name in "AB" for file in per_dataset - {"timing.parquet", "servers.json"}
+    }
+    expected |= {f"train/{file}" for file in of_training_set}
+    assert outputs == expected | {f"train/exports/tokens/{side}.jsonl.zst" for side in ("train", "eval")}
+
+
+def test_files_of_an_earlier_run_are_not_outputs(run):
+    before = manifest_of(run)
+    for stale in ("train/exports/removed/train.json", "A/old.parquet", "B/exports/tokens/train.jsonl.zst"):
+        (run / "results" / stale).parent.mkdir(parents=True, exist_ok=True)
+        (run / "results" / stale).write_text("old")
+    assert manifest_of(run) == before
+
+
+def test_how_answers_travelled_is_not_in_the_manifest(run):
+    before = manifest_of(run)
+    shutil.rmtree(run / "results" / "B")
+    b = [verdict("a", 1000, constrained=True), verdict("b", 500, reasons=("empty answer", "repeats itself"))]
+    add_dataset(run / "results", "B", b, start=START + 77, seconds=3.0)
+    assert manifest_of(run) == before
+
+
+def test_nothing_else_is_read(run):
+    """Only what the rule declares; so Snakemake knows when a summary is stale."""
+    before = manifest_of(run)
+    per_dataset, of_training_set = declared()
+    kept = {run / "results" / name / file for name in "AB" for file in per_dataset}
+    kept |= {run / "results" / "train" / file for file in of_training_set}
+    for path in (run / "results").rglob("*"):
+        if path.is_file() and path not in kept and "exports" not in path.parts:
+            path.unlink()
+    assert manifest_of(run) == before
 
 
 def test_the_manifest_has_no_absolute_path_and_is_the_same_elsewhere(run, tmp_path_factory):
-    summarised(run)
+    exports = {"tokens": {}}
+    model = {
+        "id": "org/tiny",
+        "reasoning": {"name": "tags"},
+        "template_options": {"file": "/data/my templates/x.json"},
+    }
+    manifest_of(run, exports=exports, model=model)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "run"
     shutil.copytree(run, elsewhere)
-    summarised(elsewhere)
+    manifest_of(elsewhere, exports=exports, model=model)
     text = (run / "out" / "manifest.json").read_text()
     assert (elsewhere / "out" / "manifest.json").read_text() == text
     assert str(run) not in text
+    assert '"file": "x.json"' in text
     assert not re.search(r'"/', text)
 
 
@@ -225,6 +407,21 @@ def test_the_manifest_has_no_absolute_path_and_is_the_same_elsewhere(run, tmp_pa
 )
 def test_paths_lose_their_folders(value, expected):
     assert portable(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("/data/my models/kimi", "kimi"),
+        (["/a/b/", {"k": "/a/b/c"}, 7], ["b", {"k": "c"}, 7]),
+        ("root ::= /[a-z]+/ /b/", "root ::= /[a-z]+/ /b/"),
+        ("/[a-z]+/\n/b/c", "/[a-z]+/\n/b/c"),
+        ("</think>", "</think>"),
+        ("org/model", "org/model"),
+    ],
+)
+def test_settings_keep_all_but_the_folders_of_paths(value, expected):
+    assert named(value) == expected
 
 
 @pytest.mark.parametrize("name", ["stats.json", "timing.parquet", "verdicts.parquet", "responses.jsonl.zst"])

@@ -12,20 +12,28 @@ from eyas.stats import Tally
 class Part(Struct, frozen=True, kw_only=True):
     """One dataset, or all of them together.
 
-    prompts: in use. planned, responses, accepted, rejected, failed, refused, not_needed, not_reached count units
-    (key, turn, sample); refused were rejected before asking. prompt_tokens … accepted_tokens are of the responses;
-    unused_tokens were generated beyond the budget. budget_use: accepted tokens by budget. hours: busy with requests
-    in flight. completions_per_minute, tokens_per_second: over the whole run, unused answers included.
+    source_rows = prompts in use + not_taken (beyond the row count) + skipped (not usable). planned, responses,
+    accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). refused: never
+    answered, since the prompt itself cannot be asked; rejected: answered, and a check found fault. …_for: how many for
+    which reason. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
+    budget_use: accepted tokens by budget. hours: busy with requests in flight. completions_per_minute,
+    tokens_per_second: over the whole run, unused answers included.
     """
 
+    source_rows: int
     prompts: int
+    not_taken: int
+    skipped: int
+    skipped_for: dict[str, int]
     planned: int
     responses: int
     accepted: int
     rejected: int
     rejected_for: dict[str, Tally]
-    failed: int
     refused: int
+    refused_for: dict[str, int]
+    failed: int
+    failed_for: dict[str, int]
     not_needed: int
     not_reached: int
     prompt_tokens: int
@@ -54,10 +62,13 @@ class StageUse(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """summary.json. servers: rates by server-manifest id. stages: null where Snakemake has no benchmark of it."""
+    """summary.json. warnings: sentences, for what nobody may overlook. servers: rates by server-manifest id. stages: those
+    that Snakemake has a benchmark of.
+    """
 
+    warnings: list[str]
     datasets: dict[str, Part]
     total: Part
     servers: dict[str, Throughput]
     stages: dict[str, StageUse]
-    mix: MixReport | None
+    mix: MixReport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from eyas.mix import MixReport
 from eyas.report.figures import Part, Summary
@@ -15,6 +15,7 @@ def markdown(summary: Summary) -> str:
     heads = ["dataset", "prompts", "responses", "accepted", "tokens", "tok/s", "hours"]
     blocks = [
         "# Summary",
+        *(f"> Warning: {warning}." for warning in summary.warnings),
         table(
             heads,
             [
@@ -32,19 +33,31 @@ def markdown(summary: Summary) -> str:
         ),
         totals(summary.total),
     ]
-    if summary.total.rejected_for:
+    total = summary.total
+    if total.skipped:
+        blocks += ["## Source rows skipped", table(["reason", "rows"], counted(total.skipped_for))]
+    if total.refused:
         blocks += [
-            "## Rejected",
+            "## Refused: the prompt cannot be asked",
+            table(["reason", "planned answers"], counted(total.refused_for)),
+        ]
+    if total.failed:
+        blocks += [
+            "## Failed: no answer after the last retry",
+            table(["cause", "planned answers"], counted(total.failed_for)),
+        ]
+    if total.rejected:
+        blocks += [
+            "## Rejected: answered, and a check found fault",
             table(
                 ["reason", "responses", "tokens"],
                 [
                     [reason, number(tally.rows), number(tally.tokens)]
-                    for reason, tally in commonest(summary.total.rejected_for)
+                    for reason, tally in commonest(total.rejected_for)
                 ],
             ),
         ]
-    if summary.mix is not None:
-        blocks += ["## Training set", mixture(summary.mix)]
+    blocks += ["## Training set", mixture(summary.mix)]
     if summary.stages:
         blocks += [
             "## Stages",
@@ -63,11 +76,14 @@ def totals(total: Part) -> str:
     """The run in a few sentences, one a line."""
     rates = total.throughput
     lines = [
+        f"- of {number(total.source_rows)} source rows: {number(total.prompts)} used as prompts, "
+        f"{number(total.not_taken)} not taken, {number(total.skipped)} skipped",
+        f"- of {number(total.planned)} planned answers: {number(total.responses)} answered, {number(total.refused)} refused, "
+        f"{number(total.failed)} failed, {number(total.not_needed)} not needed, {number(total.not_reached)} not reached",
+        f"- of {number(total.responses)} answers: {number(total.accepted)} accepted, {number(total.rejected)} rejected",
         f"- {number(total.output_tokens)} output tokens: {number(total.reasoning_tokens)} reasoning, "
         f"{number(total.answer_tokens)} answer; {number(total.accepted_tokens)} in accepted responses",
         f"- {number(total.truncated.rows)} responses ({percent(total.truncated_share)}) end at the token limit",
-        f"- of {number(total.planned)} planned: {number(total.responses)} answered, {number(total.refused)} refused, "
-        f"{number(total.failed)} failed, {number(total.not_needed)} not needed, {number(total.not_reached)} not reached",
         f"- {number(rates.run.tokens_per_second, 1)} tok/s over the run, {number(rates.full.tokens_per_second, 1)} "
         f"while the server was full, {number(rates.drain.tokens_per_second, 1)} in the drain; "
         f"at most {number(rates.peak_in_flight)} requests in flight",
@@ -81,6 +97,11 @@ def totals(total: Part) -> str:
             f"- {percent(total.budget_use)} of the budget of {number(total.budget_tokens)} accepted tokens"
         )
     return "\n".join(lines)
+
+
+def counted(reasons: Mapping[str, int]) -> list[list[str]]:
+    """Rows of a table of reasons, the most frequent first."""
+    return [[reason, number(count)] for reason, count in commonest(reasons)]
 
 
 def mixture(mix: MixReport) -> str:

@@ -71,7 +71,7 @@ def render(summary: Summary, stats: Mapping[str, DatasetStats], manifest: Mappin
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("number", "percent", "duration", "hours", "megabytes", "commonest"):
+    for name in ("number", "percent", "duration", "hours", "megabytes", "commonest", "listed"):
         environment.filters[name] = getattr(words, name)
     return environment.get_template("page.html.j2").render(
         summary=summary,

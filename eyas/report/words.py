@@ -11,7 +11,7 @@ class Counted(Protocol):
     def rows(self) -> int: ...
 
 
-C = TypeVar("C", bound=Counted)
+C = TypeVar("C", bound=int | Counted)
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -43,6 +43,17 @@ def megabytes(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f} MB"
 
 
-def commonest(tallies: Mapping[str, C]) -> list[tuple[str, C]]:
-    """Names with their tallies, the most frequent first."""
-    return sorted(tallies.items(), key=lambda item: (-item[1].rows, item[0]))
+def commonest(counts: Mapping[str, C]) -> list[tuple[str, C]]:
+    """Names with their counts or tallies, the most frequent first."""
+    return sorted(counts.items(), key=lambda item: (-_rows(item[1]), item[0]))
+
+
+def listed(counts: Mapping[str, int | Counted], most: int | None = None) -> str:
+    """Names with their counts on one line, the most frequent first, at most `most` of them; a dash for none."""
+    ranked = commonest(counts)
+    named = [f"{number(_rows(count))} × {' '.join(name.split())}" for name, count in ranked[:most]]
+    return ", ".join([*named, "…"] if len(named) < len(ranked) else named) or "–"
+
+
+def _rows(count: int | Counted) -> int:
+    return count if isinstance(count, int) else count.rows
