@@ -38,6 +38,9 @@ demo: install model  ## Runs the whole job on a small real model and says where 
 	@snakemake --cores 2 > logs/demo.log 2>&1 & pipeline=$$!; \
 	eyas status --follow --pid $$pipeline; \
 	wait $$pipeline || { tail -n 30 logs/demo.log; exit 1; }
+	@echo
+	@echo "Summary"
+	@echo
 	@eyas status
 	@echo
 	@echo "Report:    results/summary/report.html"

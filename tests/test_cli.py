@@ -244,6 +244,15 @@ def test_a_finished_run_shows_its_summary_and_a_running_one_itself(tmp_path, log
     assert capsys.readouterr().out.startswith("dataset  state")
 
 
+def test_a_finished_run_shows_its_warnings_before_its_table(tmp_path, logs, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status.SUMMARY.parent.mkdir(parents=True)
+    top = "> Warning: A: no prompt was answered.\n\n> Warning: B.\n\n| dataset | n |\n| ------- | -: |\n"
+    status.SUMMARY.write_text(f"# Summary\n\n{top}\n- text\n\n| b |\n")
+    eyas.cli.main(["status"])
+    assert capsys.readouterr().out == top
+
+
 # --- follow ------------------------------------------------------------------------------------------------------
 
 

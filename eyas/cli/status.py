@@ -48,17 +48,16 @@ def run(arguments: argparse.Namespace) -> None:
         return
     states = look(arguments.logs, time.time())
     if SUMMARY.exists() and not any(is_active(state) for _, state in states):
-        print(summary_table(SUMMARY.read_text(encoding="utf-8")))
+        print(summary_top(SUMMARY.read_text(encoding="utf-8")))
     else:
         print("\n".join(table(states)))
 
 
-def summary_table(text: str) -> str:
-    """The first table in summary.md."""
-    lines = text.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith("|"))
-    end = next((at for at in range(start, len(lines)) if not lines[at].startswith("|")), len(lines))
-    return "\n".join(lines[start:end])
+def summary_top(text: str) -> str:
+    """What stands first in summary.md after its title: warnings, and the table of datasets."""
+    _, *blocks = text.split("\n\n")
+    table = next(at for at, block in enumerate(blocks) if block.startswith("|"))
+    return "\n\n".join(blocks[: table + 1]).rstrip("\n")
 
 
 # --- what the files say ------------------------------------------------------------------------------------------
