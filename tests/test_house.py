@@ -22,6 +22,9 @@ FLOORS = [
     {"plugins", "config", "recordfile", "sources.files"},
     {
         "journal",
+        "pieces",
+        "chat_template",
+        "tokenizer",
         "render",
         "request",
         "tables",
