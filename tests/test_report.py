@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from made_results import stages, verdict, write_dataset, write_training_set
 
@@ -200,6 +201,17 @@ def test_bars_are_as_high_as_their_counts(tmp_path):
     assert bars["5"].rejected_height == pytest.approx(bars["0"].accepted_height)
     assert bars["64"].rejected_y + bars["64"].rejected_height == pytest.approx(bars["64"].accepted_y)
     assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - RIGHT for bar in drawn.bars)
+
+
+def test_labels_of_marks_are_not_cut_at_the_right(tmp_path):
+    """In Chromium on a phone a letter of `mean 1,007` is 8.4 units wide."""
+    one = dataset_stats(write_dataset(tmp_path / "A", [verdict("a", 1007)]))
+    output = one.tokens["output"]
+    for mean in range(40, 2048):
+        spread = msgspec.structs.replace(output.all, mean=mean)
+        tokens = one.tokens | {"output": msgspec.structs.replace(output, all=spread)}
+        for mark in chart("A", msgspec.structs.replace(one, tokens=tokens), Axis(5, 11)).marks:
+            assert mark.anchor == "end" or mark.x + 4 + 8.4 * len(mark.label) <= WIDTH, mark
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from eyas.stats import KINDS, Bin, DatasetStats
 WIDTH, HEIGHT = 480, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 56, 34
 MARK_ROW = 16  # height of one row of mark labels above the bars
-LETTER = 8  # about the width of a letter where letters are largest, on a phone
+LETTER = 9  # at least the width of a letter where letters are largest, on a phone
 MOST_TICKS = 9
 ROUND = (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 30, 40, 50, 60, 80, 100)
 
@@ -152,7 +152,7 @@ def chart(name: str, stats: DatasetStats, axis: Axis) -> Chart:
     marks = []
     for row, (mark, value) in enumerate(values.items()):
         x, label = axis.x(value or 0), f"{mark} {words.number(value)}"
-        anchor = "end" if x + len(label) * LETTER > WIDTH else "start"
+        anchor = "end" if x + 4 + len(label) * LETTER > WIDTH else "start"
         marks.append(Mark(name=mark, x=x, label=label, label_y=(row + 1) * MARK_ROW - 2, anchor=anchor))
     said = ", ".join(mark.label for mark in marks)
     return Chart(
