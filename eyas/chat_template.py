@@ -95,13 +95,14 @@ class ChatTemplate:
                     f"model.template_options.{name}: the model's chat template uses `{name}`; give its text, as in the "
                     f"model's tokenizer_config.json"
                 )
-        given = {
+        given: dict[str, Any] = {
             "messages": messages,
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": True,
+            **self._special,
+            **options,
         }
-        given |= {**self._special, **options}
         if "strftime_now" in options:
             given["strftime_now"] = lambda _format: options["strftime_now"]
         return self._template.render(given)

@@ -87,7 +87,7 @@ def test_a_template_that_could_write_the_date_but_need_not_is_fine() -> None:
 
 
 def test_a_template_that_raises_says_why() -> None:
-    with pytest.raises(jinja2.TemplateError, match="^One at a time!$"):
+    with pytest.raises(jinja2.TemplateError, match=r"^One at a time!$"):
         apply("{{ raise_exception('One at a time!') }}")
 
 
