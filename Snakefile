@@ -44,5 +44,9 @@ rule all:
         rules.summary.output,
 
 
+onstart:
+    leave_ctrl_c_to_serve(workflow.dag_settings.targets, local=workflow.local_exec)
+
+
 onerror:
     print(report_failures(Path("logs"), EARLIER_LOGS, sys.argv), file=sys.stderr)

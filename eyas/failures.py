@@ -48,7 +48,9 @@ def report_failures(logs: Path, earlier: Mapping[Path, int], argv: Sequence[str]
     by_reason: dict[str, list[str]] = {}
     for log, reason in failed_jobs(logs, earlier):
         by_reason.setdefault(reason, []).append(str(log))
-    if set(by_reason) == {INTERRUPTED}:
+    if not by_reason and "serve" in argv[1:]:
+        lines = ["Eyas: serve has ended. Start it again with:"]
+    elif set(by_reason) == {INTERRUPTED}:
         lines = ["Eyas: interrupted. Nothing finished is lost. Go on with:"]
     else:
         count = sum(map(len, by_reason.values()))

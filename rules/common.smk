@@ -14,7 +14,7 @@ from eyas.config import Stages, canonical, load, locate
 from eyas.digest import code_digest, code_digests
 from eyas.errors import EyasError
 from eyas.failures import log_versions, report_failures
-from eyas.terminal import shorten
+from eyas.terminal import leave_ctrl_c_to_serve, shorten
 
 # What a person at the terminal is told: this run's failures, not an earlier one's, and not drowned in settings.
 EARLIER_LOGS = log_versions(Path("logs"))

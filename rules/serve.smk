@@ -1,9 +1,8 @@
-# `snakemake serve` holds a server until interrupted: in a second terminal, or as a GPU job. No outputs, so no lock.
+# `snakemake serve` holds a server until interrupted: in a second terminal, or as a GPU job. No outputs, so no lock; and no
+# benchmark, which counts as one: a second `serve` would have nothing to do.
 rule serve:
     log:
         "logs/serve.log",
-    benchmark:
-        "logs/benchmarks/serve.tsv"
     conda:
         "../envs/generate.yaml"
     resources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import pytest
 from eyas.errors import EyasError
 from eyas.failures import SILENT, command, failed_jobs, log_versions, report_failures
 from eyas.program import explain
-from eyas.terminal import HANDLER, Brief, shorten
+from eyas.terminal import HANDLER, Brief, leave_ctrl_c_to_serve, shorten
 
 ARGV = ["/opt/venv/lib/snakemake/__main__.py", "--cores", "2", "--directory", "my run"]
 
@@ -89,6 +90,16 @@ def test_an_interruption_is_no_failure_but_a_failure_beside_one_is(tmp_path: Pat
     assert report_failures(tmp_path, {}, ARGV).startswith("\nEyas: interrupted. Nothing finished is lost.")
     log(tmp_path, "b.log", "ERROR no space")
     assert report_failures(tmp_path, {}, ARGV).startswith("\nEyas: 2 jobs failed:\n")
+
+
+def test_an_ended_serve_is_no_failed_job(tmp_path: Path) -> None:
+    """As Snakemake tells it where it was interrupted itself."""
+    log(tmp_path, "serve.log", "INFO starting the server", "INFO serve ends", "INFO done")
+    text = report_failures(tmp_path, {}, ["snakemake", "--cores", "1", "serve"])
+    assert text == "\nEyas: serve has ended. Start it again with:\n  snakemake --cores 1 serve\n"
+    log(tmp_path, "serve.log", "ERROR server.engine.port: 127.0.0.1:80 is taken")
+    assert "a job failed:\n  server.engine.port" in report_failures(tmp_path, {}, ["snakemake", "serve"])
+    assert "a job failed" in report_failures(tmp_path / "none", {}, ["snakemake", "train"])
 
 
 def test_without_any_log_the_report_still_says_how_to_go_on(tmp_path: Path) -> None:
@@ -236,6 +247,21 @@ def test_only_snakemakes_own_terminal_is_shortened_and_only_once() -> None:
     shorten(logger)  # type: ignore[arg-type]
     assert isinstance(once, Brief) and own.formatter is once
     assert isinstance(file.formatter, Full)
+
+
+def test_serve_has_the_first_ctrl_c_for_itself_and_no_more_than_that() -> None:
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        leave_ctrl_c_to_serve({"serve"}, local=True)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        for targets, local in (({"serve", "train"}, True), (set(), True), ({"serve"}, False)):
+            leave_ctrl_c_to_serve(targets, local=local)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, earlier)
 
 
 def test_snakemake_still_names_its_terminal_as_we_expect() -> None:

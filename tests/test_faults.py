@@ -626,3 +626,16 @@ def test_an_interrupted_run_leaves_no_server_and_goes_on(tmp_path: Path, number:
     else:
         run.unlock()
     resumed(run)
+
+
+def test_ctrl_c_ends_serve_well_and_serve_can_be_started_again(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path / "run", {"alpha": 1})
+    for _ in range(2):
+        with run.running("serve") as process:
+            eventually(lambda: "serving at" in run.terminal, "serve holds a server")
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(30) == 0
+            eventually(lambda: not run.processes(), "no process is left")
+        assert "it runs until Ctrl-C" in run.terminal
+        assert "the server stops when no job has used it for 3 s" in run.terminal
+        assert not re.search("fail|error|interrupt", run.terminal, re.IGNORECASE)

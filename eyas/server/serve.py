@@ -15,7 +15,8 @@ CHECK_INTERVAL = 2.0  # s
 
 
 def serve(access: AccessSettings, engine: Engine, log: logging.Logger) -> None:
-    """Holds a lease until SIGINT or SIGTERM; the server then stops when no other holder is left.
+    """Holds a lease until SIGINT or SIGTERM; the server then stops when no other holder has been left for
+    `server.idle_timeout`.
 
     Raises EyasError if the server does not start, or ends for good.
     """
@@ -33,15 +34,16 @@ def serve(access: AccessSettings, engine: Engine, log: logging.Logger) -> None:
             print(
                 f"serving at {', '.join(lease.urls)}; other jobs find it through {lease.endpoint}", flush=True
             )
-            print(
-                f"end with Ctrl-C; it stops when nobody has used it for {access.server.idle_timeout:g} s",
-                flush=True,
-            )
+            print("it runs until Ctrl-C, whether or not a job uses it", flush=True)
             while True:
                 time.sleep(CHECK_INTERVAL)
                 lease.check()
     except KeyboardInterrupt:
-        log.info("serve ends; jobs that use the server keep it")
+        log.info("serve ends")
+        print(
+            f"serve ends; the server stops when no job has used it for {access.server.idle_timeout:g} s",
+            flush=True,
+        )
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
