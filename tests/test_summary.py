@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
 from made_results import SHA, START, stages, verdict, write_dataset, write_training_set
+from pipeline import ROOT, Run, checkout, fake_server
 
 from eyas.config import DATASET_STAGES, StatsSettings, canonical
 from eyas.digest import code_digests
@@ -21,7 +21,6 @@ from eyas.report.markdown import table
 from eyas.stats import Tally, stats
 from eyas.summary import named, portable, summarise
 
-ROOT = Path(__file__).parent.parent
 MANIFESTS = {"server-1": {"engine": "llamacpp", "model_path": "/data/models/tiny.gguf"}, "server-9": {}}
 FILES = ("report.html", "summary.json", "summary.md", "manifest.json")
 REFUSED = Outcome(key="y", turn=0, sample=0, status="refused", reason="prompt too long")
@@ -430,3 +429,28 @@ def test_a_cut_file_is_named(run, name):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(EyasError, match=f"A/{name}: .*delete it and run again"):
         summarised(run)
+
+
+@pytest.mark.workflow
+def test_an_equal_run_of_another_checkout_in_another_folder_has_the_same_manifest(tmp_path):
+    """And what a person must not overlook, here a dataset that was refused as a whole, reaches the terminal."""
+    first = Run(tmp_path / "one", {"alpha": 3, "beta": 2})
+    first.config["datasets"]["beta"]["sampling"] = {"max_new_tokens": 2047}
+    with fake_server(first) as url:
+        first.config["server"]["url"] = url
+        first.save()
+        shown = [first.snakemake().stderr]
+    second = Run(tmp_path / "the other", {"alpha": 3, "beta": 2})
+    second.config = first.config | {"plugins": ["tests/fake_engine.py"]}
+    second.save()
+    shutil.copytree(first.folder / "journal", second.folder / "journal")
+    code = checkout(tmp_path / "code of eyas")
+    arguments = ["--directory", str(second.folder), "--configfile", str(second.folder / "config.yaml")]
+    second.cwd = code
+    shown.append(second.snakemake(*arguments, snakefile=code / "Snakefile").stderr)
+    manifests = [(run.folder / "results/summary/manifest.json").read_text() for run in (first, second)]
+    assert manifests[0] == manifests[1]
+    assert str(tmp_path) not in manifests[0] and str(ROOT) not in manifests[0]
+    for text in shown:
+        assert "eyas summary: warning: beta: no prompt was answered" in text
+        assert "Of 2 planned answers: 2 refused (2 × prompt and max_new_tokens exceed the context)" in text
