@@ -83,7 +83,7 @@ class ModelConfig(Section, frozen=True):
     tools: Annotated[
         Literal["template", "system"],
         Meta(
-            description="How tool definitions reach the model: through the chat template (a prompt with tools is rejected if the template drops them), or written into the system message, for models whose template knows no tools."
+            description="How tool definitions reach the model: through the chat template (a prompt with tools is refused if the template drops them), or written into the system message, for models whose template knows no tools."
         ),
     ] = "template"
     template_options: Annotated[
