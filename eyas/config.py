@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +19,8 @@ import yaml
 from msgspec import Meta, Struct, field
 
 from eyas.errors import EyasError
-from eyas.plugins import OptionsError, Registry, registry
+from eyas.hub import file_reference, files_in, is_hub, model_reference
+from eyas.plugins import Engine, OptionsError, Registry, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
 LONG_TEXT = (
@@ -91,6 +92,18 @@ class ModelConfig(Section, frozen=True):
     ] = field(default_factory=dict)
     reasoning: Annotated[
         dict[str, Any],
+    tokenizer: Annotated[
+        str | None,
+        Meta(
+            description="The model's tokenizer: a folder with its files and chat template, relative to the working directory, or hub://ORG/NAME@REVISION, which rule `fetch` brings. Null for engines that bring their own (llamacpp)."
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        Meta(
+            description="Run the Python code that the model brings, its tokenizer's here and the rest in the server; read it first. The tokenizer's needs transformers: pip install 'eyas[remote-code]'."
+        ),
+    ] = False
         Meta(description="Reasoning format: `name` of the plugin, then its options."),
     ] = field(default_factory=lambda: {"name": "none"})
 
@@ -157,7 +170,7 @@ class DatasetConfig(Section, frozen=True):
         list[str],
         Meta(
             min_length=1,
-            description="Source files, relative to the working directory or, for shipped data, to the workflow.",
+            description="Source files, relative to the working directory or, for shipped data, to the workflow; or hub://datasets/ORG/NAME@REVISION/PATH, which rule `fetch` brings.",
         ),
     ]
     revision: Annotated[
@@ -356,7 +369,7 @@ RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datas
 def _check_files(config: Config, root: str | Path) -> None:
     for dataset, section in config.datasets.items():
         for file in section.files:
-            if not locate(file, root).is_file():
+            if not is_hub(file) and not locate(file, root).is_file():
                 raise EyasError(
                     f"datasets.{dataset}.files: {file} does not exist; correct the path (it is relative to the "
                     f"working directory or, for shipped data, to the workflow)"
@@ -365,7 +378,15 @@ def _check_files(config: Config, root: str | Path) -> None:
 
 def _check(config: Config, found: Registry) -> None:
     """What types cannot say: plugin sections, names that refer to each other."""
-    plugin(found, "engine", config.server.engine, "server.engine")
+    if config.model.tokenizer is not None and is_hub(config.model.tokenizer):
+        _check_reference(model_reference, config.model.tokenizer, "model.tokenizer")
+    section = dict(config.server.engine)
+    plugin(found, "engine", section, "server.engine")
+    engine = found.create("engine", section.pop("name"), section, "server.engine", config.model)
+    assert isinstance(engine, Engine)
+    engine.check_config(
+        {f"datasets.{name}.sampling": section.sampling for name, section in config.datasets.items()}
+    )
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
@@ -394,6 +415,13 @@ def plugin(found: Registry, kind: str, section: Mapping[str, Any], where: str) -
     name = section.get("name")
     if not isinstance(name, str):
         raise EyasError(f"{where}: needs a `name`, the {kind} plugin to use")
+    tokenizer = config.model.tokenizer
+    if tokenizer is not None and not is_hub(tokenizer) and not files_in(Path(tokenizer), code=True):
+        raise EyasError(
+            f"model.tokenizer: {tokenizer} holds no tokenizer; correct the path (a folder, relative to the working "
+            f"directory), or write hub://ORG/NAME@REVISION"
+        )
+
     options = found.options(
         kind, name, {key: value for key, value in section.items() if key != "name"}, where
     )
@@ -413,13 +441,20 @@ def check_settings(found: Registry, name: str, section: Mapping[str, Any], where
 
 
 def locate(path: str | Path, root: str | Path) -> Path:
-    """`path` relative to the working directory or, if it is not there, to the workflow's folder `root`."""
+    """`path` relative to the working directory or, if it is not there, to the workflow's folder `root`.
+
+    A file on the hub is where rule `fetch` puts it.
+    """
+    if is_hub(str(path)):
+        return file_reference(str(path)).place
     here, shipped = Path(path), Path(root) / path
     return here if here.exists() or not shipped.exists() else shipped
 
 
 # --- one-line errors ---------------------------------------------------------------------------------------------
 
+        for file in filter(is_hub, section.files):
+            _check_reference(file_reference, file, f"datasets.{dataset}.files")
 _AT = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`$|(?P<keys> - at `key` in `\$(?P<of>[^`]*)`)$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
@@ -429,6 +464,13 @@ T = TypeVar("T", bound=Struct)
 def _convert(raw: Any, section: type[T], prefix: tuple[str, ...], source: ConfigSource) -> T:
     try:
         return msgspec.convert(raw, section, strict=False)
+def _check_reference(read: Callable[[str], object], text: str, where: str) -> None:
+    try:
+        read(text)
+    except ValueError as error:
+        raise EyasError(f"{where}: {error}") from None
+
+
     except msgspec.ValidationError as error:
         raise EyasError(_explain(error, section, prefix, source)) from None
 

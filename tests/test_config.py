@@ -238,6 +238,18 @@ WRONG: dict[str, tuple[str, str]] = {
         BASE + "mix:\n  weights: {}\n",
         "run.yaml:27: mix.weights: expected `object` of length >= 1; docs/config.md lists",
     ),
+    "a regular expression for an engine that takes none": (
+        replaced("top_p: 0.9", 'regex: "x+"'),
+        "run.yaml:25: datasets.beta.v2.sampling.regex: llama.cpp takes no regular expressions; write it",
+    ),
+    "a grammar and a regular expression": (
+        replaced("top_p: 0.9", 'regex: "x+"\n      grammar: root ::= x'),
+        "run.yaml:25: datasets.beta.v2.sampling.regex: an answer cannot be held to a grammar and a regular expression at once; remove",
+    ),
+    "an engine without the tokenizer it needs": (
+        replaced("name: llamacpp\n    model_file: x.gguf", "name: sglang"),
+        "run.yaml:1: model.tokenizer: sglang is asked in token ids, so it needs the model's tokenizer; name",
+    ),
     "a plugin file that is not there": (
         BASE + "plugins: [nowhere.py]\n",
         "run.yaml:26: plugins: nowhere.py does not exist; correct the path",
@@ -294,6 +306,41 @@ def test_a_missing_source_file_is_told_before_any_job_runs(loaded: Write) -> Non
     loaded(BASE, root="shipped", check_files=True)
     assert locate("beta.json", "shipped") == Path("shipped/beta.json")
     assert locate("alpha.json", "shipped") == Path("alpha.json")
+
+
+def on_the_hub(text: str, files: str) -> str:
+    return text.replace("[alpha.json]", f"[{files}]").replace("[beta.json]", f"[{files}]")
+
+
+def test_a_file_on_the_hub_need_not_be_there_yet(loaded: Write) -> None:
+    file = "hub://datasets/a/b@r/data/x.parquet"
+    loaded(on_the_hub(BASE, file), check_files=True)
+    assert locate(file, "/elsewhere") == Path("data/hub/datasets/a/b/r/data/x.parquet")
+
+
+@pytest.mark.parametrize("check_files", [False, True])
+def test_what_is_on_the_hub_is_named_with_its_revision(loaded: Write, check_files: bool) -> None:
+    with pytest.raises(
+        EyasError,
+        match=r"^run\.yaml:18: datasets\.alpha\.files: hub://datasets/a/b/x\.parquet names no revision; pin one",
+    ):
+        loaded(on_the_hub(BASE, "hub://datasets/a/b/x.parquet"), check_files=check_files)
+    with pytest.raises(
+        EyasError, match=r"^run\.yaml:3: model\.tokenizer: hub://a/b names no revision; pin one"
+    ):
+        loaded(replaced("id: m", "id: m\n  tokenizer: hub://a/b"), check_files=check_files)
+
+
+def test_a_tokenizer_that_is_not_there_is_told_before_any_job_runs(loaded: Write) -> None:
+    text = on_the_hub(replaced("id: m", "id: m\n  tokenizer: models/x"), "hub://datasets/a/b@r/x")
+    for _ in range(2):
+        with pytest.raises(
+            EyasError, match=r"^run\.yaml:3: model\.tokenizer: models/x holds no tokenizer; correct the path"
+        ):
+            loaded(text, check_files=True)
+        Path("models/x").mkdir(parents=True, exist_ok=True)
+    Path("models/x/tokenizer.json").touch()
+    loaded(text, check_files=True)
 
 
 def test_defaults_that_leave_no_room_for_a_prompt_are_named(loaded: Write) -> None:

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "eyas"
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
     {"errors", "records", "progress"},
-    {"plugins", "config", "recordfile", "sources.files"},
+    {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
         "journal",
         "pieces",
