@@ -34,7 +34,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     """What the clients of one server know together.
 
     limit: requests that may be in flight. times are Unix time in s. retractions: as last told. eager: nothing has pushed
-    back yet. window_*: the present measurement of throughput; rate: tokens/s of the one before, at rate_limit.
+    back yet. load: as last told. window_*: the present measurement of throughput; rate: tokens/s of the one before, at rate_limit.
     """
 
     limit: int
@@ -43,6 +43,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     closed_until: float = 0.0
     looked: float = 0.0
     retractions: int | None = None
+    load: Load | None = None
     window_since: float = 0.0
     window_tokens: int = 0
     window_replies: int = 0
@@ -56,7 +57,7 @@ def new_gate(ceiling: int, now: float) -> Gate:
 
 def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -> Gate:
     """The gate after a look at the server. outstanding: what all clients have in flight there."""
-    gate = msgspec.structs.replace(gate, looked=now)
+    gate = msgspec.structs.replace(gate, looked=now, load=load)
     retracted = load.retractions is not None and load.retractions > (
         load.retractions if gate.retractions is None else gate.retractions
     )

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
-import random
-import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from eyas.config import ServerConfig
 from eyas.errors import EyasError
+from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, Unanswered
-from eyas.plugins import Engine, GenerateRequest, Reject, Retry
+from eyas.plugins import Busy, Engine, GenerateRequest, Reject, Retry
 from eyas.progress import Progress, ProgressFile
-from eyas.records import Delivery, Prompt, Reply
+from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import seed_of
 from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
@@ -27,14 +24,18 @@ from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
 if TYPE_CHECKING:
     from eyas.server.lease import Lease
 
-BACKOFF_FIRST, BACKOFF_MOST = 0.5, 60.0  # seconds between attempts
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
-TICK = 0.5  # seconds between looks at the server's ceiling
-PROBE_PAUSE, PROBE_MOST = 2.0, 60.0  # seconds between looks at a server that is away, and for one such look
 NO_REASONING = ("none", "empty", "unclosed")
+PLAIN_PROMPT = Prompt(
+    key="self-test",
+    messages=[Message(role="user", content="What is the capital of France?")],
+    tools=[],
+    origin=Origin(source="self-test", revision=None, file="", row=1),
+    occurrence=0,
+    group="",
+)
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass
@@ -83,22 +84,37 @@ class Asking:
         self.journal, self.writer, self.show = journal, writer, show
         try:
             self.tokenizer = engine.tokenizer(lease.urls[0], lease.key)
+            self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
+            self._test_reasoning()
         except Retry as cause:
             raise EyasError(
                 f"{lease.urls[0]}: the server went away while its tokenizer was tested ({cause}); run the same command again"
             ) from cause
-        self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
+        self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
         self.failures: list[_Failure] = []
         self.in_flight: set[asyncio.Task[None]] = set()
-        self.outstanding: dict[str, int] = {}
+        self.fleet = Fleet(lease, engine, server, show.progress)
         self.exhausted = False
         self.completions = self.silent = 0
         self.recent: deque[tuple[float, int]] = deque()
-        # Servers that failed a request and have not generated since.
-        self.doubts: dict[str, asyncio.Task[None]] = {}
-        self.last_sign = time.monotonic()
+
+    def _test_reasoning(self) -> None:
+        """Renders a plain question to see whether reasoning format, tokenizer and chat template fit each other."""
+        tail = None
+        try:
+            ids = self.renderer.render(PLAIN_PROMPT)
+            tail = self.tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
+        except Refused as reason:
+            log.warning(
+                "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
+            )
+        self.plan.reasoning.self_test(self.tokenizer, tail)
+
+    def _added_in(self, *sequences: list[int]) -> dict[str, int]:
+        found = self.added.keys() & set().union(*sequences)
+        return {self.added[token]: token for token in sorted(found)}
 
     async def run(self) -> None:
         import aiohttp
@@ -112,11 +128,12 @@ class Asking:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers
         ) as self.session:
+            self.fleet.start(self.session)
             self.ticker = asyncio.create_task(self._tick())
             try:
                 await self._loop()
             finally:
-                tasks = [*self.in_flight, self.ticker, *self.doubts.values()]
+                tasks = [*self.in_flight, self.ticker, *self.fleet.tasks()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,7 +161,7 @@ class Asking:
 
     def _raise_failures(self) -> None:
         """Raises what has ended the run: in the ticker, in a look at a server, in a request."""
-        for task in (self.ticker, *self.doubts.values(), *self.in_flight):
+        for task in (self.ticker, *self.fleet.tasks(), *self.in_flight):
             if task.done():
                 task.result()
 
@@ -186,14 +203,13 @@ class Asking:
         """The unit with its rendering, for which the server may be needed; settled as failed if it cannot have one."""
         url = self.lease.urls[0]  # the tokenizer's
         for attempt in range(1, self.server.retries + 2):
-            while url in self.doubts:
-                await self._wait_for(self.doubts[url])
+            await self.fleet.certain(url)
             try:
                 rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
             except Retry as failure:
                 cause = f"the server cannot encode the prompt: {failure}"
                 log.warning("%s, attempt %d: %s", unit.prompt.key, attempt, cause)
-                self._doubt(url)
+                self.fleet.doubt(url)
                 await asyncio.sleep(backoff(attempt))
             else:
                 self.writer.append(rendered)
@@ -231,26 +247,37 @@ class Asking:
         assert unit.ids is not None
         ask = GenerateRequest(prompt_ids=unit.ids, sampling=sampling, seed=seed_of(job.request))
         deadline = sampling.max_new_tokens / self.server.slowest_rate + self.server.queue_wait
-        cause = ""
-        for attempt in range(1, self.server.retries + 2):
-            url = await self._free_url()
-            self.outstanding[url] = self.outstanding.get(url, 0) + 1
+        cause, began, pushed_back = "", time.monotonic(), 0
+        attempt = 1
+        while attempt <= self.server.retries + 1:
+            url = await self.fleet.free()
             started = time.time()
             try:
-                async with asyncio.timeout(deadline):
-                    completion = await self.engine.generate(self.session, url, ask)
+                with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
+                    async with asyncio.timeout(deadline):
+                        completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
                 self.show.progress.settled("refused")
                 self._finish(job.pending, 0)
                 return
+            except Busy as failure:
+                # No fault of the request, as long as the server answers others.
+                cause = str(failure)
+                await self.fleet.push_back(url)
+                pushed_back += 1
+                attempt += self.fleet.silent_since(began)
+                await asyncio.sleep(backoff(pushed_back))
             except (Retry, TimeoutError) as failure:
                 cause = str(failure) or f"no answer within the deadline of {deadline:.0f} s"
                 log.warning("%s sample %d, attempt %d: %s", unit.prompt.key, job.sample, attempt, cause)
-                self._doubt(url)
+                self.fleet.doubt(url)
+                await asyncio.sleep(backoff(attempt))
+                attempt += 1
             else:
+                self.fleet.came(url, len(completion.output_ids))
                 delivery = Delivery(
-                    attempt=attempt,
+                    attempt=attempt + pushed_back,
                     server=self.lease.manifest_id,
                     started=started,
                     finished=time.time(),
@@ -266,30 +293,33 @@ class Asking:
                     text_ends=ends,
                     stop_ids=self.tokenizer.stop_ids,
                     control_ids=self.tokenizer.control_ids,
+                    added_tokens=self._added_in(unit.ids, completion.output_ids),
                     effective_max_new=completion.effective_max_new,
-                    constrained=sampling.grammar is not None,
+                    constrained=sampling.constrained,
                 )
                 self._keep(job, Answered(reply=reply, delivery=delivery))
                 return
-            finally:
-                self.outstanding[url] -= 1
-            await asyncio.sleep(backoff(attempt))
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
         self.show.progress.settled("failed")
         self._finish(job.pending, 0)
 
+    def _mean_output(self) -> float:
+        """Tokens that an answer is expected to have."""
+        if not self.completions:
+            return self.plan.settings.sampling.max_new_tokens / 2
+        return self.show.progress.tokens / self.completions
+
     def _keep(self, job: _Job, entry: Answered) -> None:
         self.writer.append(entry)
         reply, progress = entry.reply, self.show.progress
         progress.tokens += len(reply.output_ids)
-        self.last_sign = time.monotonic()
-        self.recent.append((self.last_sign, len(reply.output_ids)))
+        self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
         self._finish(job.pending, self.accepts.tokens(place(reply, job.pending.unit.prompt.key, job.sample)))
+        split = self.plan.reasoning.split(reply)
         self.completions += 1
-        self.silent += self.plan.reasoning.split(reply).state in NO_REASONING
-        expected = self.plan.reasoning.expects_reasoning and self.plan.settings.reasoning_required
-        if expected and self.silent == self.completions == SILENT_LIMIT:
+        self.silent += split.asked and split.state in NO_REASONING
+        if self.plan.settings.reasoning_required and self.silent == self.completions == SILENT_LIMIT:
             raise EyasError(
                 f"datasets.{self.plan.settings.dataset}: none of the first {SILENT_LIMIT} answers has any reasoning; "
                 f"check model.reasoning and model.template_options, or set reasoning_required: false"
@@ -304,43 +334,6 @@ class Asking:
             if self.budget.limit is not None:
                 self.show.progress.accepted = self.budget.prefix_tokens
 
-    # --- servers that are away -----------------------------------------------------------------------------------
-
-    async def _free_url(self) -> str:
-        """The least busy server; waits while all are in doubt."""
-        while not (urls := [url for url in self.lease.urls if url not in self.doubts]):
-            await self._wait_for(*self.doubts.values())
-        return min(urls, key=lambda url: self.outstanding.get(url, 0))
-
-    async def _wait_for(self, *doubts: asyncio.Task[None]) -> None:
-        await asyncio.wait(doubts, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
-        self._raise_failures()
-
-    def _doubt(self, url: str) -> None:
-        """Sends nothing to `url` until it really generates again, still the same model."""
-        if url not in self.doubts:
-            self.doubts[url] = asyncio.create_task(self._wait_until_back(url))
-
-    async def _wait_until_back(self, url: str) -> None:
-        progress, began = self.show.progress, time.monotonic()
-        while not await self._generates(url):
-            progress.message = f"{url} does not answer; waiting for it"
-            if time.monotonic() > max(began, self.last_sign) + self.server.start_timeout:
-                raise EyasError(
-                    f"the server has not generated anything for {self.server.start_timeout:.0f} s "
-                    f"({', '.join(self.lease.urls)}); start it again and run the same command: finished responses are kept"
-                )
-            await asyncio.sleep(PROBE_PAUSE)
-        progress.message = ""
-        del self.doubts[url]
-
-    async def _generates(self, url: str) -> bool:
-        try:
-            async with asyncio.timeout(min(PROBE_MOST, self.server.start_timeout)):
-                return await in_own_thread(lambda: self.lease.healthy(url))
-        except TimeoutError:
-            return False
-
     async def _tick(self) -> None:
         progress = self.show.progress
         while True:
@@ -348,8 +341,7 @@ class Asking:
             more = self.budget.wants_more() and not self.exhausted
             demand = progress.planned - progress.done if more else len(self.in_flight)
             progress.in_flight = len(self.in_flight)
-            with contextlib.suppress(OSError):  # as above: the last share stays good
-                progress.allowance = await asyncio.to_thread(self.lease.share, len(self.in_flight), demand)
+            await self.fleet.share(demand)
             self._rate(progress)
             self.show()
             await asyncio.sleep(TICK)
@@ -384,29 +376,3 @@ class Asking:
             )
         for failure in failures:
             self.writer.append(failure.entry)
-
-
-def backoff(attempt: int) -> float:
-    """Seconds to wait after attempt 1, 2, …, with jitter."""
-    return min(BACKOFF_MOST, math.ldexp(BACKOFF_FIRST, attempt - 1)) * random.uniform(0.5, 1.5)
-
-
-async def in_own_thread(call: Callable[[], T]) -> T:
-    """Awaits a blocking call in a daemon thread; one that hangs holds up nobody, unlike a pool's at the end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            set_(value)
-
-    def work() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = future.set_result, call()
-        except Exception as error:  # noqa: BLE001 (it is raised where the call is awaited)
-            outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await future

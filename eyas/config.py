@@ -57,9 +57,20 @@ class SamplingConfig(Section, frozen=True):
     grammar: Annotated[
         str | None,
         Meta(
-            description="Grammar that the answer must follow, in the engine's own notation (GBNF for llamacpp). Rows shaped by it are marked `constrained`: they are off-policy."
+            description="Grammar that the answer must follow, in the engine's own notation (GBNF for llamacpp, EBNF for sglang). Rows shaped by it are marked `constrained`: they are off-policy."
         ),
     ] = None
+    regex: Annotated[
+        str | None,
+        Meta(
+            description="Regular expression that the whole answer must match, in place of a grammar, for engines that take one (sglang). Such rows are `constrained` too."
+        ),
+    ] = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether something else than the model's own distribution shapes the answer."""
+        return self.grammar is not None or self.regex is not None
 
 
 class ModelConfig(Section, frozen=True):
@@ -81,17 +92,6 @@ class ModelConfig(Section, frozen=True):
     context: Annotated[
         int, Meta(gt=0, description="Context length: prompt and answer together must fit, in tokens.")
     ] = 8192
-    tools: Annotated[
-        Literal["template", "system"],
-        Meta(
-            description="How tool definitions reach the model: through the chat template (a prompt with tools is refused if the template drops them), or written into the system message, for models whose template knows no tools."
-        ),
-    ] = "template"
-    template_options: Annotated[
-        dict[str, Any], Meta(description="Keyword arguments of the chat template, such as `thinking: true`.")
-    ] = field(default_factory=dict)
-    reasoning: Annotated[
-        dict[str, Any],
     tokenizer: Annotated[
         str | None,
         Meta(
@@ -104,8 +104,28 @@ class ModelConfig(Section, frozen=True):
             description="Run the Python code that the model brings, its tokenizer's here and the rest in the server; read it first. The tokenizer's needs transformers: pip install 'eyas[remote-code]'."
         ),
     ] = False
+    tools: Annotated[
+        Literal["template", "system"],
+        Meta(
+            description="How tool definitions reach the model: through the chat template (a prompt with tools is refused if the template drops them), or written into the system message, for models whose template knows no tools."
+        ),
+    ] = "template"
+    template_options: Annotated[
+        dict[str, Any], Meta(description="Keyword arguments of the chat template, such as `thinking: true`.")
+    ] = field(default_factory=dict)
+    reasoning: Annotated[
+        dict[str, Any],
         Meta(description="Reasoning format: `name` of the plugin, then its options."),
     ] = field(default_factory=lambda: {"name": "none"})
+
+
+class LaneConfig(Section, frozen=True):
+    """A ceiling of its own for datasets whose answers are long, so that they do not crowd out the short ones."""
+
+    concurrency: Annotated[
+        int,
+        Meta(gt=0, description="Ceiling of requests in flight, shared by all jobs of the lane's datasets."),
+    ]
 
 
 class ServerConfig(Section, frozen=True):
@@ -134,8 +154,16 @@ class ServerConfig(Section, frozen=True):
         str, Meta(description="Folder of the server lease: endpoint, heartbeats, server log. Ignored by git.")
     ] = ".eyas/server"
     concurrency: Annotated[
-        int, Meta(gt=0, description="Ceiling of requests in flight, shared by all jobs of all datasets.")
+        int,
+        Meta(
+            gt=0,
+            description="Ceiling of requests in flight, shared by all jobs of the datasets without a lane. Below it, what the server can hold decides: its queue is kept short and never empty.",
+        ),
     ] = 8
+    lanes: Annotated[
+        dict[Name, LaneConfig],
+        Meta(description="Lanes by name, each with a ceiling of its own; a dataset names its lane."),
+    ] = field(default_factory=dict)
     retries: Annotated[int, Meta(ge=0, description="How often a request that failed is asked again.")] = 6
     failure_share: Annotated[
         Share, Meta(description="Share of a dataset's requests that may fail for good before its job fails.")
@@ -179,6 +207,10 @@ class DatasetConfig(Section, frozen=True):
     rows: Annotated[
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="How many prompts to use, the first n of the fixed order; null uses all."),
+    ] = None
+    lane: Annotated[
+        str | None,
+        Meta(description="Lane of `server.lanes` that the requests go through; decides nothing in a result."),
     ] = None
     samples: Annotated[int, Meta(gt=0, description="Answers per prompt.")] = 1
     sampling: Annotated[SamplingConfig, Meta(description="Sampling fields.")] = field(
@@ -375,17 +407,23 @@ def _check_files(config: Config, root: str | Path) -> None:
                     f"working directory or, for shipped data, to the workflow)"
                 )
 
+    tokenizer = config.model.tokenizer
+    if tokenizer is not None and not is_hub(tokenizer) and not files_in(Path(tokenizer), code=True):
+        raise EyasError(
+            f"model.tokenizer: {tokenizer} holds no tokenizer; correct the path (a folder, relative to the working "
+            f"directory), or write hub://ORG/NAME@REVISION"
+        )
+
 
 def _check(config: Config, found: Registry) -> None:
     """What types cannot say: plugin sections, names that refer to each other."""
     if config.model.tokenizer is not None and is_hub(config.model.tokenizer):
         _check_reference(model_reference, config.model.tokenizer, "model.tokenizer")
-    section = dict(config.server.engine)
-    plugin(found, "engine", section, "server.engine")
-    engine = found.create("engine", section.pop("name"), section, "server.engine", config.model)
+    options = plugin(found, "engine", config.server.engine, "server.engine")
+    engine = found.create("engine", options.pop("name"), options, "server.engine", config.model)
     assert isinstance(engine, Engine)
     engine.check_config(
-        {f"datasets.{name}.sampling": section.sampling for name, section in config.datasets.items()}
+        {f"datasets.{name}.sampling": dataset.sampling for name, dataset in config.datasets.items()}
     )
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
@@ -400,7 +438,17 @@ def _check(config: Config, found: Registry) -> None:
                 f"datasets.{dataset}.sampling.max_new_tokens: {section.sampling.max_new_tokens:,} tokens leave no room for a "
                 f"prompt in model.context of {config.model.context:,}; lower it, or raise model.context"
             )
+        if section.lane is not None and section.lane not in config.server.lanes:
+            raise EyasError(
+                f"datasets.{dataset}.lane: no lane {section.lane!r} in server.lanes; {_nearest(section.lane, list(config.server.lanes))}"
+            )
+        if section.sampling.grammar is not None and section.sampling.regex is not None:
+            raise EyasError(
+                f"datasets.{dataset}.sampling.regex: an answer cannot be held to a grammar and a regular expression at once; remove one"
+            )
         plugin(found, "source", section.source, f"datasets.{dataset}.source")
+        for file in filter(is_hub, section.files):
+            _check_reference(file_reference, file, f"datasets.{dataset}.files")
         for check in section.checks:
             check_settings(found, check, section.checks[check], f"datasets.{dataset}.checks.{check}")
     for name in config.mix.weights or {}:
@@ -410,18 +458,18 @@ def _check(config: Config, found: Registry) -> None:
             )
 
 
+def _check_reference(read: Callable[[str], object], text: str, where: str) -> None:
+    try:
+        read(text)
+    except ValueError as error:
+        raise EyasError(f"{where}: {error}") from None
+
+
 def plugin(found: Registry, kind: str, section: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A `{name, options…}` section with the plugin's defaults filled in."""
     name = section.get("name")
     if not isinstance(name, str):
         raise EyasError(f"{where}: needs a `name`, the {kind} plugin to use")
-    tokenizer = config.model.tokenizer
-    if tokenizer is not None and not is_hub(tokenizer) and not files_in(Path(tokenizer), code=True):
-        raise EyasError(
-            f"model.tokenizer: {tokenizer} holds no tokenizer; correct the path (a folder, relative to the working "
-            f"directory), or write hub://ORG/NAME@REVISION"
-        )
-
     options = found.options(
         kind, name, {key: value for key, value in section.items() if key != "name"}, where
     )
@@ -453,8 +501,6 @@ def locate(path: str | Path, root: str | Path) -> Path:
 
 # --- one-line errors ---------------------------------------------------------------------------------------------
 
-        for file in filter(is_hub, section.files):
-            _check_reference(file_reference, file, f"datasets.{dataset}.files")
 _AT = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`$|(?P<keys> - at `key` in `\$(?P<of>[^`]*)`)$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
@@ -464,13 +510,6 @@ T = TypeVar("T", bound=Struct)
 def _convert(raw: Any, section: type[T], prefix: tuple[str, ...], source: ConfigSource) -> T:
     try:
         return msgspec.convert(raw, section, strict=False)
-def _check_reference(read: Callable[[str], object], text: str, where: str) -> None:
-    try:
-        read(text)
-    except ValueError as error:
-        raise EyasError(f"{where}: {error}") from None
-
-
     except msgspec.ValidationError as error:
         raise EyasError(_explain(error, section, prefix, source)) from None
 
@@ -594,6 +633,12 @@ class AccessSettings(Section, frozen=True):
     model: ModelConfig
     server: ServerConfig
     plugins: list[str]
+    lane: str | None = None
+
+    @property
+    def ceiling(self) -> int:
+        """Most requests in flight of the lane."""
+        return self.server.concurrency if self.lane is None else self.server.lanes[self.lane].concurrency
 
 
 class Stages:
@@ -676,8 +721,12 @@ class Stages:
             datasets=sorted(self.config.datasets), jobs=jobs, values=[json.loads(text) for text in places]
         )
 
-    def access(self) -> AccessSettings:
-        return AccessSettings(model=self.model, server=self.config.server, plugins=list(self.plugin_files))
+    def access(self, dataset: str | None = None) -> AccessSettings:
+        """How `generate` of a dataset, or `serve`, reaches a server."""
+        lane = self.config.datasets[dataset].lane if dataset is not None else None
+        return AccessSettings(
+            model=self.model, server=self.config.server, plugins=list(self.plugin_files), lane=lane
+        )
 
     def suffix(self, exporter: str) -> str:
         """File name suffix of an exporter's output."""

@@ -126,7 +126,7 @@ def _ask(
     from eyas.asking import Asking  # and with it what only asking needs
     from eyas.server.lease import hold
 
-    _raise_file_limit(access.server.concurrency)
+    _raise_file_limit(access.ceiling)
     section = dict(access.server.engine)
     engine = registry.create("engine", section.pop("name"), section, "server.engine", plan.settings.model)
     assert isinstance(engine, Engine)

@@ -66,6 +66,11 @@ def code(stage):
     return of
 
 
+def access(wildcards):
+    """How a dataset's job reaches the server, as one canonical line."""
+    return canonical(STAGES.access(wildcards.dataset))
+
+
 def source_files(wildcards):
     return [
         str(locate(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files

@@ -23,7 +23,7 @@ rule generate:
     resources:
         **CODE,
         llm=1,
-        access=canonical(STAGES.access()),
+        access=access,
         journal=journal_folder,
     params:
         settings=settings("generate"),

@@ -100,9 +100,7 @@ def test_a_smaller_server_shortens_the_queue_and_a_larger_one_is_filled_again() 
 def test_an_old_report_does_not_open_the_gate() -> None:
     gate = new_gate(500, 0.0)
     empty = Load(0, 0)
-    assert follow(gate, empty, outstanding=16, ceiling=500, now=3.0) == Gate(
-        **{field: getattr(gate, field) for field in gate.__struct_fields__ if field != "looked"}, looked=3.0
-    )
+    assert follow(gate, empty, outstanding=16, ceiling=500, now=3.0).limit == 16
     assert follow(gate, Load(16, 0), outstanding=16, ceiling=500, now=3.0).limit == 32
 
 

@@ -27,7 +27,7 @@ STAGES = (*DATASET_STAGES, "mix", "export", "summary")
 LATE = {stage: ["eyas.sources.files"] for stage in STAGES}
 LATE["generate"] += ["eyas.asking", "eyas.server.lease"]
 # What only transport modules import.
-BEHIND_TRANSPORT = {"eyas.server", "eyas.server.state"}
+BEHIND_TRANSPORT = {"eyas.admission", "eyas.server", "eyas.server.shares", "eyas.server.state"}
 
 
 def stages(*plugins: Path, **budgeted: Any) -> Stages:

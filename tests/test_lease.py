@@ -22,14 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_model import KEY, MODEL, engine, model_file, running
 
-from eyas.config import AccessSettings, ServerConfig
+from eyas.admission import Gate
+from eyas.config import AccessSettings, LaneConfig, ServerConfig
 from eyas.engines.llamacpp import LlamaCpp, ServerOptions
 from eyas.errors import EyasError
 from eyas.plugins import Engine, Launch
-from eyas.server.lease import Lease, _Client, fair_share, hold
+from eyas.server.lease import Lease, hold
+from eyas.server.shares import Client, Shares, fair_share
 from eyas.server.state import STALE, Endpoint, Heartbeat, State, write_private
 
 LOG = logging.getLogger("test")
+URL = "http://127.0.0.1:9"
 IDLE = 1.0  # s
 GONE = (
     6.0  # s in which a server that is not wanted must have gone: idle_timeout, the poll, the engine's own end
@@ -181,7 +184,7 @@ class Silent(Engine):
 
 @contextlib.contextmanager
 def client(state: Path, ceiling: int = 8) -> Iterator[Lease]:
-    settings = access(state, "none", url="http://127.0.0.1:9", concurrency=ceiling)
+    settings = access(state, "none", url=URL, concurrency=ceiling)
     with hold(settings, Silent({}, MODEL), LOG) as lease:
         yield lease
 
@@ -192,35 +195,35 @@ def pause() -> None:
 
 def test_one_client_alone_gets_what_it_can_use(tmp_path: Path) -> None:
     with client(tmp_path) as lease:
-        assert lease.share(0, 3) == 3
+        assert lease.shares.share({URL: 0}, 3) == 3
         pause()
-        assert lease.share(3, 100) == 8
+        assert lease.shares.share({URL: 3}, 100) == 8
 
 
 def test_a_client_that_joins_waits_until_the_others_have_drained(tmp_path: Path) -> None:
     with client(tmp_path) as first, client(tmp_path) as second:
-        assert first.share(0, 100) == 8
-        assert second.share(0, 100) == 0
+        assert first.shares.share({URL: 0}, 100) == 8
+        assert second.shares.share({URL: 0}, 100) == 0
         pause()
-        assert first.share(8, 100) == 4
+        assert first.shares.share({URL: 8}, 100) == 4
         pause()
-        assert second.share(0, 100) == 0
+        assert second.shares.share({URL: 0}, 100) == 0
         pause()
-        assert first.share(6, 100) == 4
+        assert first.shares.share({URL: 6}, 100) == 4
         pause()
-        assert second.share(0, 100) == 2
+        assert second.shares.share({URL: 0}, 100) == 2
         pause()
-        assert first.share(4, 100) == 4
-        assert second.share(2, 100) == 4
+        assert first.shares.share({URL: 4}, 100) == 4
+        assert second.shares.share({URL: 2}, 100) == 4
 
 
 def test_idle_share_is_lent_and_a_client_that_leaves_gives_all_back(tmp_path: Path) -> None:
     with client(tmp_path) as first:
         with client(tmp_path) as second:
-            assert second.share(0, 1) == 1
-            assert first.share(0, 100) == 7
+            assert second.shares.share({URL: 0}, 1) == 1
+            assert first.shares.share({URL: 0}, 100) == 7
         pause()
-        assert first.share(7, 100) == 8
+        assert first.shares.share({URL: 7}, 100) == 8
 
 
 def test_two_clients_that_start_at_once_never_exceed_the_ceiling(tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_two_clients_that_start_at_once_never_exceed_the_ceiling(tmp_path: Path)
         leases = [stack.enter_context(client(tmp_path)) for _ in range(6)]
         granted: list[int] = []
         threads = [
-            threading.Thread(target=lambda lease=lease: granted.append(lease.share(0, 100)))
+            threading.Thread(target=lambda lease=lease: granted.append(lease.shares.share({URL: 0}, 100)))
             for lease in leases
         ]
         for thread in threads:
@@ -241,7 +244,7 @@ def test_two_clients_that_start_at_once_never_exceed_the_ceiling(tmp_path: Path)
 def test_the_dead_keep_no_share(tmp_path: Path) -> None:
     with client(tmp_path) as lease:
         folder = next(tmp_path.glob("*/clients"))
-        beat = Heartbeat(settings="", outstanding=5, granted=5, demand=5)
+        beat = Heartbeat(settings="", outstanding={URL: 5}, granted=5, demand=5)
         gone = subprocess.run(
             [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
         )
@@ -252,20 +255,83 @@ def test_the_dead_keep_no_share(tmp_path: Path) -> None:
             write_private(path, beat)
         old = time.time() - STALE - 1
         os.utime(stale, (old, old))
-        assert lease.share(0, 100) == 3
+        assert lease.shares.share({URL: 0}, 100) == 3
         assert [path.name for path in sorted(folder.glob("elsewhere*"))] == [fresh.name]
         assert not dead.exists()
 
 
+def in_lanes(state: State, lane: str | None) -> contextlib.AbstractContextManager[Shares]:
+    """A client of a server with room for 6 long requests and 20 others."""
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Shares]:
+        server = ServerConfig(engine={"name": "x"}, concurrency=20, lanes={"long": LaneConfig(concurrency=6)})
+        with Client(state, "", lane) as client:
+            yield Shares(client, server)
+
+    return opened()
+
+
+def test_a_lane_has_a_ceiling_of_its_own(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    with in_lanes(state, "long") as long, in_lanes(state, "long") as longer, in_lanes(state, None) as short:
+        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=1000))
+        assert long.share({URL: 0}, 100) == 6
+        assert longer.share({URL: 0}, 100) == 0
+        pause()
+        assert long.share({URL: 6}, 100) == 3
+        assert short.share({URL: 0}, 100) == 20
+
+
+def test_lanes_share_what_the_servers_gate_lets_through(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    with in_lanes(state, "long") as long, in_lanes(state, None) as short:
+        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=10))
+        assert long.share({URL: 0}, 100) == 6
+        assert short.share({URL: 0}, 100) == 4
+        pause()
+        assert long.share({URL: 6}, 100) == 5
+        # Two servers let through twice as much; one in doubt lets through nothing.
+        other = URL + "1"
+        long.move(other, lambda gate, *_: msgspec.structs.replace(gate, limit=10))
+        pause()
+        assert short.share({URL: 4, other: 0}, 100) == 14
+        pause()
+        assert short.share({}, 100) == 0
+
+
+def test_a_gate_is_everybodys_and_sees_what_all_have_in_flight(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    seen = []
+
+    def move(gate: Gate, outstanding: int, ceiling: int, _now: float) -> Gate:
+        seen.append((outstanding, ceiling))
+        return msgspec.structs.replace(gate, limit=gate.limit - 1)
+
+    with in_lanes(state, "long") as long, in_lanes(state, None) as short:
+        long.share({URL: 2}, 100)
+        short.share({URL: 5, "http://other": 3}, 100)
+        assert long.move(URL, move).limit == 15
+        gate = short.gate(URL)
+        assert gate is not None and gate.limit == 15
+        assert seen == [(7, 26)]
+
+
+def test_a_server_is_looked_at_by_one_client_at_a_time(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    with in_lanes(state, "long") as long, in_lanes(state, None) as short:
+        assert [client.due(URL, 60.0) for client in (long, short, long)] == [True, False, False]
+
+
 def test_a_full_disk_does_not_look_like_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = State(tmp_path)
-    with _Client(state, "") as beating:
+    with Client(state, "") as beating:
         old = time.time() - 5
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("eyas.server.lease.write_private", full)
+        monkeypatch.setattr("eyas.server.shares.write_private", full)
         os.utime(beating.path, (old, old))
         eventually(lambda: time.time() - beating.path.stat().st_mtime < 2, "the heartbeat goes on", 5)
 

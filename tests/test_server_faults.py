@@ -15,7 +15,7 @@ import pytest
 from fake_llamacpp import FAULTS
 from stage import Served, Stage, fake_server
 
-import eyas.asking
+import eyas.fleet
 from eyas.errors import EyasError
 from eyas.journal import Journal
 from eyas.progress import read_progress
@@ -26,9 +26,9 @@ CLOSED = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eyas.asking, "BACKOFF_FIRST", 0.02)
-    monkeypatch.setattr(eyas.asking, "BACKOFF_MOST", 0.1)
-    monkeypatch.setattr(eyas.asking, "PROBE_PAUSE", 0.3)
+    monkeypatch.setattr(eyas.fleet, "BACKOFF_FIRST", 0.02)
+    monkeypatch.setattr(eyas.fleet, "BACKOFF_MOST", 0.1)
+    monkeypatch.setattr(eyas.fleet, "PROBE_PAUSE", 0.3)
 
 
 def texts(count: int) -> list[str]:

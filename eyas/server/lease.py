@@ -16,9 +16,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,82 +28,26 @@ import eyas
 from eyas.config import AccessSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.plugins import Engine, Retry
-from eyas.server.state import BEAT, Endpoint, Heartbeat, Plan, Process, State, locked, write_private
+from eyas.server.shares import Client, Shares
+from eyas.server.state import Endpoint, Plan, Process, State, locked
 
 POLL = 0.25  # s between two looks at a server that loads
-SHARE_INTERVAL = 0.2  # s for which a share is good; bounds the file operations of a busy client
 STOP_WAIT = 30.0  # s for a supervisor that is on its way out
 LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
-
-
-def fair_share(ceiling: int, demands: Sequence[int]) -> list[int]:
-    """`ceiling` requests shared by water-filling: all get the same, and what one cannot use goes to the others."""
-    shares = [0] * len(demands)
-    left = ceiling
-    by_demand = sorted(range(len(demands)), key=lambda i: demands[i])
-    for rank, i in enumerate(by_demand):
-        shares[i] = min(demands[i], left // (len(demands) - rank))
-        left -= shares[i]
-    return shares
-
-
-class _Client:
-    """This process's heartbeat: a file, and a thread that rewrites it each second."""
-
-    def __init__(self, state: State, settings: str) -> None:
-        self.state = state
-        self.path = state.heartbeat_path()
-        self._beat = Heartbeat(settings)
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease heartbeat", daemon=True)
-
-    def __enter__(self) -> _Client:
-        try:
-            self.state.clients.mkdir(parents=True, exist_ok=True)
-            self.update()
-        except OSError as error:
-            raise EyasError(f"server.state: cannot write there ({error}); choose another folder") from error
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.path.unlink(missing_ok=True)
-
-    def update(self, **changes: Any) -> None:
-        with self._lock:
-            self._beat = msgspec.structs.replace(self._beat, **changes, time=time.time())
-            write_private(self.path, self._beat)
-
-    def others(self) -> dict[str, Heartbeat]:
-        live = self.state.live_clients()
-        live.pop(self.path.name, None)
-        return live
-
-    def _run(self) -> None:
-        while not self._stop.wait(BEAT):
-            try:
-                self.update()
-            except OSError:
-                # A full disk must not look like death.
-                with contextlib.suppress(OSError):
-                    os.utime(self.path)
 
 
 class Lease:
     """A server that has really generated, and this client's part of it.
 
-    urls, key: where and how to ask. manifest: what it is, without secrets; manifest_id: its hash.
+    shares: how much of it may be used. urls, key: where and how to ask. manifest: what it is, without secrets;
+    manifest_id: its hash.
     endpoint: the file in which the other holders find a started server, None with `server.url`.
     """
 
     def __init__(
         self,
-        client: _Client,
+        shares: Shares,
         engine: Engine,
-        ceiling: int,
         urls: list[str],
         key: str | None,
         manifest: dict[str, Any],
@@ -113,29 +56,7 @@ class Lease:
     ) -> None:
         self.urls, self.key, self.manifest, self.endpoint = urls, key, manifest, endpoint
         self.manifest_id = fingerprint(manifest)
-        self._client, self._engine, self._ceiling, self._check = client, engine, ceiling, check
-        self._granted = 0
-        self._granted_at = float("-inf")
-
-    def share(self, outstanding: int, demand: int) -> int:
-        """How many requests this client may have in flight now; it may hold fewer than it has.
-
-        outstanding: how many it has in flight. demand: how many it would have in flight if it could, those included.
-        What is granted is set aside for this client until it asks again, so ask at least once a second, also to give
-        back. The sum over all clients never exceeds `server.concurrency`.
-        """
-        if time.monotonic() - self._granted_at < SHARE_INTERVAL:
-            return self._granted
-        with locked(self._client.state.shares_lock):
-            others = self._client.others()
-            taken = sum(max(other.outstanding, other.granted) for other in others.values())
-            names = sorted([*others, self._client.path.name])
-            demands = [demand if name == self._client.path.name else others[name].demand for name in names]
-            fair = fair_share(self._ceiling, demands)[names.index(self._client.path.name)]
-            self._granted = max(0, min(fair, self._ceiling - taken))
-            self._client.update(outstanding=outstanding, granted=self._granted, demand=demand)
-        self._granted_at = time.monotonic()
-        return self._granted
+        self.shares, self._engine, self._check = shares, engine, check
 
     def healthy(self, url: str | None = None) -> bool:
         """Whether `url`, or else some process of the server, really generates. Takes a second or more.
@@ -183,7 +104,7 @@ def hold(
     urls = [url.rstrip("/") for url in ([server.url] if isinstance(server.url, str) else server.url)]
     state = State(Path(server.state) / fingerprint(sorted(urls)))
     key = _key_from_environment(server.api_key_env)
-    with _Client(state, settings="") as client:
+    with Client(state, settings="", lane=access.lane) as client:
 
         def late(cause: str) -> EyasError:
             return EyasError(
@@ -192,7 +113,7 @@ def hold(
 
         manifest = _wait_until_ready(engine, urls, key, server.start_timeout, log, late, lambda: None)
         client.update(ready=True)
-        yield Lease(client, engine, server.concurrency, urls, key, manifest, lambda: None, None)
+        yield Lease(Shares(client, server), engine, urls, key, manifest, lambda: None, None)
 
 
 def _key_from_environment(variable: str | None) -> str | None:
@@ -276,7 +197,7 @@ class _Started:
 
     @contextlib.contextmanager
     def hold(self, serving: bool) -> Iterator[Lease]:
-        with _Client(self.state, self.settings) as client:
+        with Client(self.state, self.settings, self.access.lane) as client:
             if not serving and _in_job_without_gpus():
                 endpoint = self._await_serve()
             else:
@@ -298,9 +219,8 @@ class _Started:
             )
             client.update(ready=True)
             yield Lease(
-                client,
+                Shares(client, self.server),
                 self.engine,
-                self.server.concurrency,
                 endpoint.urls,
                 endpoint.key,
                 manifest,
@@ -328,7 +248,7 @@ class _Started:
 
     # --- finding and starting ------------------------------------------------------------------------------------
 
-    def _find_or_start(self, client: _Client) -> Endpoint:
+    def _find_or_start(self, client: Client) -> Endpoint:
         def waiting() -> None:
             self.log.info("another job is about to start the server; waiting for it (%s)", self.state.lock)
 
@@ -354,7 +274,7 @@ class _Started:
             f"server.state: a supervisor of {self.state.root} does not end; kill it (pgrep -f eyas.server.supervisor) and run again"
         )
 
-    def _replace(self, endpoint: Endpoint, client: _Client) -> None:
+    def _replace(self, endpoint: Endpoint, client: Client) -> None:
         """Stops a server that was started with other settings, if nobody needs it."""
         needed = any(other.settings != self.settings for other in client.others().values())
         if needed or endpoint.host != socket.gethostname():

@@ -4,7 +4,8 @@ lock             held while a client decides whether to start a server
 supervisor.lock  held by the supervisor as long as it lives: the kernel lets go of it, whatever kills it
 endpoint.json    addresses and key of the running server; readable by its owner alone; touched each second
 clients/         one heartbeat per client, rewritten each second
-shares.lock      held while a client takes its share of the concurrency
+shares.lock      held while a client takes its share of the concurrency, or moves a gate
+gates.json       how many requests each server lets through now, by address
 server.log       output of supervisor and engine, since the last start
 """
 
@@ -17,10 +18,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from eyas.admission import Gate
 from eyas.errors import EyasError
 
 BEAT = 1.0  # s between heartbeats
@@ -56,17 +59,23 @@ class Endpoint(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True):
-    """One client. `granted` is what it may have in flight, `outstanding` what it has, `demand` what it could use.
+    """One client. `granted` is what it may have in flight, `outstanding` what it has at each server, `demand` what it could use.
 
     ready: it has seen the server generate. settings: which server it needs. time: Unix time in s, for people.
     """
 
     settings: str
+    lane: str | None = None
     ready: bool = False
-    outstanding: int = 0
+    outstanding: dict[str, int] = {}
     granted: int = 0
     demand: int = 0
     time: float = 0.0
+
+    @property
+    def taken(self) -> int:
+        """What others must leave it."""
+        return max(sum(self.outstanding.values()), self.granted)
 
 
 class State:
@@ -76,6 +85,7 @@ class State:
         self.root = root.absolute()
         self.lock = self.root / "lock"
         self.shares_lock = self.root / "shares.lock"
+        self.gates = self.root / "gates.json"
         self.supervisor_lock = self.root / "supervisor.lock"
         self.endpoint = self.root / "endpoint.json"
         self.clients = self.root / "clients"
@@ -85,6 +95,12 @@ class State:
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
             return msgspec.json.decode(self.endpoint.read_bytes(), type=Endpoint)
         return None
+
+    def read_gates(self) -> dict[str, Gate]:
+        """The gates by address; none before the first is moved."""
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            return msgspec.json.decode(self.gates.read_bytes(), type=dict[str, Gate])
+        return {}
 
     def supervised(self) -> bool:
         """Whether a supervisor lives."""
@@ -145,7 +161,7 @@ def _may_run(name: str) -> bool:
     return True
 
 
-def write_private(path: Path, value: Struct) -> None:
+def write_private(path: Path, value: Any) -> None:
     """Replaces `path` in one step; only the owner may read it, from the first byte on."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
