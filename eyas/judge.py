@@ -9,9 +9,6 @@ from eyas.errors import EyasError
 from eyas.plugins import Check, Reasoning, Registry, Split
 from eyas.records import Response, Verdict, unit_id
 
-# The one check that is about reasoning itself; a format that expects none silences it.
-REASONING_CHECK = "reasoning"
-
 
 class Judge:
     """The reasoning format and the checks of one dataset, ready to judge.
@@ -30,8 +27,6 @@ class Judge:
         self._checks: list[tuple[str, bool, Check]] = []
         for check, section in checks.items():
             if section["policy"] == "off":
-                continue
-            if check == REASONING_CHECK and not self.reasoning.expects_reasoning:
                 continue
             found = registry.find("check", check, f"checks.{check}")
             options = registry.options("check", check, _without(section, "policy"), f"checks.{check}")

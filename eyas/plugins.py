@@ -56,6 +56,7 @@ BUILTINS = (
     "eyas.reasoning.none",
     "eyas.reasoning.tags",
     "eyas.checks.length",
+    "eyas.reasoning.formats",
     "eyas.checks.stop_token",
     "eyas.checks.reasoning",
     "eyas.checks.empty_answer",
@@ -155,12 +156,17 @@ class Completion:
 
 
 class Tokenizer(Protocol):
-    """Text ↔ ids, exactly as the served model has it."""
+    """Text ↔ ids, exactly as the served model has it.
+
+    added_tokens: id by text of each token that is more than ordinary text: control tokens, reasoning and tool-call
+    markers. `decode` shows them as that text.
+    """
 
     template: str
     stop_ids: list[int]
     control_ids: list[int]
     vocabulary_size: int
+    added_tokens: dict[str, int]
 
     def encode(self, text: str, *, control: bool) -> list[int]:
         """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text.
@@ -243,7 +249,13 @@ class Engine(Plugin):
 
 @dataclass(frozen=True)
 class Split:
-    """Where reasoning ends. `reasoning_tokens` counts output ids up to and including the closing delimiter."""
+    """Where reasoning ends.
+
+    reasoning_tokens: output ids up to and including the closing delimiter.
+    asked: whether this answer was to reason; false if the prompt itself ended reasoning, or the model has none.
+    markers: control ids that belong to the format and may stand in an answer.
+    foreign: the answer holds a marker that only a prompt may hold.
+    """
 
     state: ReasoningState
     reasoning_tokens: int
@@ -252,8 +264,14 @@ class Split:
 class Reasoning(Plugin):
     """How a model marks its reasoning."""
 
-    expects_reasoning: ClassVar[bool] = True
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments that the chat template needs for this format; `model.template_options` has the last word."""
+        return {}
 
+    asked: bool = True
+    markers: frozenset[int] = frozenset()
+    foreign: bool = False
     @property
     def prefill(self) -> str:
         """Text that opens the answer and is sent as part of the prompt, encoded as ordinary text."""
@@ -269,6 +287,13 @@ class Reasoning(Plugin):
 
 class Check(Plugin):
     """What makes a response acceptable. Policies (`reject`, `mark`, `off`) are applied by the caller."""
+
+    def self_test(self, tokenizer: Tokenizer, prompt_tail: str | None) -> None:
+        """Raises EyasError, naming the config key, unless format, tokenizer and chat template fit each other.
+
+        prompt_tail: the text of a prompt behind its last message, prefill included; None if it is not known. Called
+        once, before anything is asked.
+        """
 
     default_policy: ClassVar[str] = "reject"
 

@@ -65,6 +65,8 @@ class Reply(Record, frozen=True):
     text: decoded `output_ids` without the end token; undecodable bytes become U+FFFD.
     text_ends: per output token, how many characters of `text` are complete once it is known.
     stop_ids, control_ids: the model's end tokens, and all its control tokens, as ids.
+    added_tokens: the ids of the tokenizer's own tokens (control tokens, reasoning and tool-call markers) that occur in
+        prompt or output, by their text; so a marker is told from text that spells it, whatever the reasoning format.
     effective_max_new: the limit in force, in tokens; the server may hold less than was asked.
     constrained: a grammar shaped the answer, so it is off-policy.
     """
@@ -77,6 +79,7 @@ class Reply(Record, frozen=True):
     text_ends: list[int]
     stop_ids: list[int]
     control_ids: list[int]
+    added_tokens: dict[str, int]
     effective_max_new: int
     constrained: bool
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from eyas.budget import Budget
 from eyas.config import GenerateSettings
@@ -38,12 +41,12 @@ class Plan:
     """What is to be answered: units in the fixed order, and the request behind each of their samples."""
 
     def __init__(self, settings: GenerateSettings, prompts: Path, registry: Registry) -> None:
-        self.settings, self._prompts = settings, prompts
         self.reasoning = _reasoning(settings, registry)
+        self.settings, self._prompts = _with_options(settings, self.reasoning.template_options), prompts
         self.prompts = read_seal(prompts).rows
         self.planned = self.prompts * settings.samples
         self._hasher = Hasher(settings.model, settings.sampling)
-        self.identity = render_identity(settings.model, self.reasoning.prefill)
+        self.identity = render_identity(self.settings.model, self.reasoning.prefill)
 
     def units(self, journal: Journal) -> Iterator[Unit]:
         """All units, rendered as far as the journal knows them."""
@@ -83,6 +86,13 @@ def _reasoning(settings: GenerateSettings, registry: Registry) -> Reasoning:
     reasoning = registry.create("reasoning", section.pop("name"), section, "model.reasoning")
     assert isinstance(reasoning, Reasoning)
     return reasoning
+
+
+def _with_options(settings: GenerateSettings, options: dict[str, Any]) -> GenerateSettings:
+    """The settings with the reasoning format's options of the chat template under the config's own."""
+    model = settings.model
+    model = replace(model, template_options={**options, **model.template_options})
+    return replace(settings, model=model)
 
 
 class Accepts:

@@ -24,6 +24,7 @@ def reply(name: str = "a", **changes: Any) -> Reply:
         "text_ends": [4, 5, 13, 17, 17],
         "stop_ids": [2],
         "control_ids": [1, 2],
+        "added_tokens": {},
         "effective_max_new": 64,
         "constrained": False,
     }

@@ -10,6 +10,11 @@ from eyas.records import Finish, Response
 
 END = 2  # the stop id, and one of the control ids
 CONTROL = [0, 1, END]
+FIRST_ADDED, FIRST_ORDINARY = 50, 1000  # ids from here on
+
+
+class Own(str):
+    """A token of the tokenizer's own, with an id that no ordinary token of the same text has."""
 
 
 def decode(tokens: Sequence[bytes]) -> tuple[str, list[int]]:
@@ -22,24 +27,37 @@ def decode(tokens: Sequence[bytes]) -> tuple[str, list[int]]:
     return text + decoder.decode(b"", final=True), ends
 
 
-def response(tokens: Sequence[str | bytes], *, cut: bool = False, **fields: Any) -> Response:
+def response(
+    tokens: Sequence[str | bytes],
+    *,
+    prompt: Sequence[str | bytes] = ("Hi", "?"),
+    cut: bool = False,
+    **fields: Any,
+) -> Response:
     """A response of these tokens, ended by the stop id unless it is cut at the limit. Equal tokens have equal ids."""
-    pieces = [token.encode() if isinstance(token, str) else token for token in tokens]
-    text, ends = decode(pieces)
     numbers: dict[bytes, int] = {}
-    ids = [numbers.setdefault(piece, 100 + len(numbers)) for piece in pieces]
+    added: dict[str, int] = {}
+
+    def number(token: str | bytes) -> int:
+        if isinstance(token, Own):
+            return added.setdefault(str(token), FIRST_ADDED + len(added))
+        return numbers.setdefault(_bytes(token), FIRST_ORDINARY + len(numbers))
+
+    text, ends = decode([_bytes(token) for token in tokens])
+    ids = [number(token) for token in tokens]
     if not cut:
         ids.append(END)
         ends.append(len(text))
     made: dict[str, Any] = {
         "request": "0" * 64,
-        "prompt_ids": [1, 50, 51],
+        "prompt_ids": [1, *map(number, prompt)],
         "output_ids": ids,
         "finish": Finish(type="length") if cut else Finish(type="stop", matched=END),
         "text": text,
         "text_ends": ends,
         "stop_ids": [END],
         "control_ids": CONTROL,
+        "added_tokens": added,
         "effective_max_new": 4096,
         "constrained": False,
         "key": "k",
@@ -47,3 +65,7 @@ def response(tokens: Sequence[str | bytes], *, cut: bool = False, **fields: Any)
         "sample": 0,
     }
     return Response(**(made | fields))
+
+
+def _bytes(token: str | bytes) -> bytes:
+    return token if isinstance(token, bytes) else token.encode()

@@ -24,13 +24,14 @@ ENGINE = Path(__file__).with_name("fake_engine.py")
 
 @dataclass
 class Stage:
-    """One dataset's generation in `folder`. `server` and `dataset` are laid over the config's sections."""
+    """One dataset's generation in `folder`. `server`, `dataset` and `model` are laid over the config's sections."""
 
     folder: Path
     texts: list[str]
     name: str = "alpha"
     server: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,7 @@ class Stage:
                     "quantisation": "Q4_1",
                     "context": 2048,
                     "reasoning": {"name": "tags", "opened_by_prompt": True, "prefill": "<think>\n"},
+                    **self.model,
                 },
                 "server": {
                     "engine": {"name": "fake", "model_file": str(self.folder / "tiny.gguf")},

@@ -99,6 +99,13 @@ def test_missing_and_malformed_reasoning_is_found_by_its_state(state: Any, expec
     assert faults(ReasoningBlock, response(["a"]), Split(state, 0)) == expected
 
 
+def test_no_reasoning_is_no_fault_where_none_was_asked_but_malformed_reasoning_is() -> None:
+    assert faults(ReasoningBlock, response(["a"]), Split("none", 0, asked=False)) == []
+    assert faults(ReasoningBlock, response(["a"]), Split("reopened", 0, asked=False)) == [
+        "reasoning reopened"
+    ]
+
+
 # --- empty answer -------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +149,34 @@ def test_control_tokens_that_the_config_allows_are_no_fault() -> None:
     made = response([], output_ids=[7, 1, 8, END], text_ends=[0] * 4)
     assert ControlTokensOptions().allowed == []
     assert faults(ControlTokens, made, allowed=[1]) == []
+
+
+def test_control_tokens_of_the_reasoning_format_are_no_fault_but_markers_of_prompts_are() -> None:
+    fault = ["control token in the answer"]
+    made = response([], output_ids=[7, 1, 8, 0, END], text_ends=[0] * 5)
+    assert faults(ControlTokens, made, Split("closed", 0, markers=frozenset({0, 1}))) == []
+    assert faults(ControlTokens, made, Split("closed", 0, markers=frozenset({1}))) == fault
+    assert faults(ControlTokens, response(["a"]), Split("closed", 0, foreign=True)) == fault
+
+
+def test_a_guard_behind_the_stop_id_is_a_fault() -> None:
+    """Kimi ends a turn with two tokens; a server that stops at the second gives one more than was asked for."""
+    guard = 3
+    assert faults(
+        StopToken,
+        response(
+            [], output_ids=[7, END, guard], finish=Finish(type="stop", matched=guard), stop_ids=[END, guard]
+        ),
+    ) == [EARLY]
+    assert (
+        faults(
+            StopToken,
+            response(
+                [], output_ids=[7, guard], finish=Finish(type="stop", matched=guard), stop_ids=[END, guard]
+            ),
+        )
+        == []
+    )
 
 
 # --- unicode ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stage import Stage, fake_server
@@ -15,6 +16,7 @@ from stage import Stage, fake_server
 from eyas.errors import EyasError
 from eyas.judge import Judge
 from eyas.progress import read_progress
+from eyas.units import Plan
 
 pytestmark = pytest.mark.fault
 CLOSED = "http://127.0.0.1:9"
@@ -88,6 +90,43 @@ def test_control_tokens_spelt_in_data_stay_text(tmp_path: Path) -> None:
         stage.run(server.url)
     (response,) = stage.responses()
     assert (response.prompt_ids.count(1), response.prompt_ids.count(2)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "error"),
+    [
+        ({"name": "tags", "opened_by_prompt": True}, r"model\.reasoning\.opened_by_prompt: it is true, but prompts end in '.*assistant'"),
+        ({"name": "kimi_k2.5"}, r"model\.reasoning: the format 'kimi_k2\.5' needs '<think>' as one token"),
+    ],
+)  # fmt: skip
+def test_a_reasoning_format_that_does_not_fit_stops_before_anything_is_asked(
+    tmp_path: Path, reasoning: dict[str, Any], error: str
+) -> None:
+    stage = Stage(tmp_path, texts(3), model={"reasoning": reasoning})
+    with fake_server(tmp_path) as server, pytest.raises(EyasError, match=error):
+        stage.run(server.url)
+    assert server.lines() == []
+
+
+def test_replies_tell_which_of_the_tokenizers_own_tokens_they_hold(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        stage.run(server.url)
+    (response,) = stage.responses()
+    assert response.added_tokens == {"<|im_start|>": 1, "<|im_end|>": 2}
+
+
+def test_the_reasoning_format_has_options_of_the_chat_template_and_the_config_the_last_word(
+    tmp_path: Path,
+) -> None:
+    def options(**model: Any) -> dict[str, Any]:
+        stage = Stage(tmp_path, ["Why?"], model={"reasoning": {"name": "qwen3"}, **model})
+        settings, _, stages = stage.settings(CLOSED)
+        plan = Plan(settings, stage.paths.prompts, stages.registry)
+        return plan.settings.model.template_options
+
+    assert options() == {"enable_thinking": True}
+    assert options(template_options={"a": 1, "enable_thinking": False}) == {"enable_thinking": False, "a": 1}
 
 
 def test_a_full_journal_needs_no_server(tmp_path: Path) -> None:

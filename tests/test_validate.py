@@ -337,7 +337,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
 
 def test_snakefile_pays_for_no_numpy_or_pyarrow() -> None:
     probe = (
-        "import sys, eyas.judge, eyas.reasoning.none, eyas.reasoning.tags\n"
+        "import sys, eyas.judge, eyas.reasoning.none, eyas.reasoning.tags, eyas.reasoning.formats\n"
         "from eyas.checks import control_tokens, degenerate, empty_answer, length, reasoning, stop_token, unicode\n"
         "print(*{'numpy', 'pandas', 'pyarrow'} & set(sys.modules))"
     )

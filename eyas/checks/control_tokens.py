@@ -17,13 +17,13 @@ class ControlTokensOptions(Struct, frozen=True, forbid_unknown_fields=True):
     allowed: Annotated[
         list[int],
         Meta(
-            description="Control ids that answers may hold, such as a model's own tool call markers. None by default: an answer of plain text needs only its end token."
+            description="Control ids that answers may hold besides the markers of the reasoning format and its tool calls, which are always allowed."
         ),
     ] = field(default_factory=list)
 
 
 class ControlTokens(Check):
-    """Finds answers that hold a control token other than the end token: the model began another turn by itself."""
+    """Finds answers that hold a control token or a marker of prompts: the model began another turn by itself."""
 
     name = "control_tokens"
     Options = ControlTokensOptions
@@ -33,8 +33,8 @@ class ControlTokens(Check):
         ids = response.output_ids
         if ids and ids[-1] == response.finish.matched:
             ids = ids[:-1]
-        control = set(response.control_ids).difference(self.options.allowed)
-        return [] if control.isdisjoint(ids) else ["control token in the answer"]
+        control = set(response.control_ids).difference(self.options.allowed, split.markers)
+        return ["control token in the answer"] if split.foreign or not control.isdisjoint(ids) else []
 
 
 @hookimpl

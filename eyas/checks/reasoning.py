@@ -20,13 +20,14 @@ FAULTS = {
 class ReasoningBlock(Check):
     """Finds responses of a reasoning model without reasoning, or whose reasoning is malformed.
 
-    Reasoning cut at the limit is no fault here; the check `length` has it. Not applied where the reasoning format
-    expects none.
+    Reasoning cut at the limit is no fault here; the check `length` has it. Nor is none where none was asked for.
     """
 
     name = "reasoning"
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
+        if split.state == "none" and not split.asked:
+            return []
         return [FAULTS[split.state]] if split.state in FAULTS else []
 
 

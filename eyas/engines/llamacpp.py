@@ -299,8 +299,9 @@ class _Api:
 
 # --- vocabulary --------------------------------------------------------------------------------------------------
 
-VOCABULARY_FORMAT = 1
+VOCABULARY_FORMAT = 2
 _CONTROL_TYPES = (2, 3)  # llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN and _CONTROL
+_ADDED_TYPES = (2, 3, 4)  # … and _USER_DEFINED
 _SPELT_TYPES = (2, 3, 4, 5)  # … and _USER_DEFINED, _UNUSED: their text is itself, not byte-level characters
 
 
@@ -313,6 +314,7 @@ class Vocabulary(Struct, frozen=True):
     template: str
     pieces: list[bytes]
     control_ids: list[int]
+    added_ids: list[int]
 
 
 @lru_cache(maxsize=2)
@@ -359,6 +361,7 @@ def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
             for token, type_ in zip(tokens, types, strict=True)
         ],
         control_ids=[i for i, type_ in enumerate(types) if type_ in _CONTROL_TYPES],
+        added_ids=[i for i, type_ in enumerate(types) if type_ in _ADDED_TYPES],
     )
 
 
@@ -389,6 +392,9 @@ class LlamaCppTokenizer:
         self.template = vocabulary.template
         self.stop_ids = stop_ids
         self.control_ids = sorted({*vocabulary.control_ids, *stop_ids})
+        self.added_tokens = {
+            vocabulary.pieces[i].decode(): i for i in sorted({*vocabulary.added_ids, *stop_ids})
+        }
         self.vocabulary_size = len(vocabulary.pieces)
         # Template pieces are few and come again with every prompt; contents do not.
         self._template_ids = lru_cache(maxsize=4096)(self._tokenize_control)

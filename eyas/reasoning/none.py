@@ -11,10 +11,9 @@ class NoReasoning(Reasoning):
     """No reasoning: the whole output is the answer."""
 
     name = "none"
-    expects_reasoning = False
 
     def split(self, response: Any) -> Split:
-        return Split("none", 0)
+        return Split("none", 0, asked=False)
 
 
 @hookimpl

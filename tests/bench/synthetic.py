@@ -25,6 +25,7 @@ POOL = 2_000
 VOCABULARY = 150_000
 STOP, CLOSE = VOCABULARY - 1, VOCABULARY - 2
 CONTROL = [*range(VOCABULARY - 32, VOCABULARY - 2), STOP]
+ADDED = {"</think>": CLOSE, "<|im_end|>": STOP}
 LIMIT = 8_192  # max_new_tokens
 SERVER = "0" * 32
 DATASET = "synthetic"
@@ -158,6 +159,7 @@ def entries(count: int) -> Iterator[Rendered | Answered]:
             text_ends=answer.text_ends,
             stop_ids=[STOP],
             control_ids=CONTROL,
+            added_tokens=ADDED,
             effective_max_new=LIMIT,
             constrained=False,
         )
