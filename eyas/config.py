@@ -420,11 +420,6 @@ def _check(config: Config, found: Registry) -> None:
     if config.model.tokenizer is not None and is_hub(config.model.tokenizer):
         _check_reference(model_reference, config.model.tokenizer, "model.tokenizer")
     options = plugin(found, "engine", config.server.engine, "server.engine")
-    engine = found.create("engine", options.pop("name"), options, "server.engine", config.model)
-    assert isinstance(engine, Engine)
-    engine.check_config(
-        {f"datasets.{name}.sampling": dataset.sampling for name, dataset in config.datasets.items()}
-    )
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
@@ -451,6 +446,11 @@ def _check(config: Config, found: Registry) -> None:
             _check_reference(file_reference, file, f"datasets.{dataset}.files")
         for check in section.checks:
             check_settings(found, check, section.checks[check], f"datasets.{dataset}.checks.{check}")
+    engine = found.create("engine", options.pop("name"), options, "server.engine", config.model)
+    assert isinstance(engine, Engine)
+    engine.check_config(
+        {f"datasets.{name}.sampling": dataset.sampling for name, dataset in config.datasets.items()}
+    )
     for name in config.mix.weights or {}:
         if name not in config.datasets:
             raise EyasError(

@@ -55,8 +55,8 @@ BUILTINS = (
     "eyas.engines.llamacpp",
     "eyas.reasoning.none",
     "eyas.reasoning.tags",
-    "eyas.checks.length",
     "eyas.reasoning.formats",
+    "eyas.checks.length",
     "eyas.checks.stop_token",
     "eyas.checks.reasoning",
     "eyas.checks.empty_answer",
@@ -165,8 +165,8 @@ class Tokenizer(Protocol):
     template: str
     stop_ids: list[int]
     control_ids: list[int]
-    vocabulary_size: int
     added_tokens: dict[str, int]
+    vocabulary_size: int
 
     def encode(self, text: str, *, control: bool) -> list[int]:
         """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text.
@@ -182,8 +182,8 @@ class Tokenizer(Protocol):
 class Load:
     """What a server says of itself, possibly seconds old.
 
-    running, waiting: requests. kv_use: share of the KV cache in use, 0 to 1. retractions: requests pushed out of the
-    KV cache since the server started. None: it does not tell.
+    running, waiting: requests. kv_use: share of the KV cache in use, 0 to 1. retractions: a number that rises when
+    requests are pushed out of the KV cache. None: it does not tell.
     """
 
     running: int
@@ -213,6 +213,12 @@ class Engine(Plugin):
     def __init__(self, options: Any, model: ModelConfig) -> None:
         super().__init__(options)
         self.model = model
+
+    def check_config(self, samplings: Mapping[str, SamplingConfig]) -> None:
+        """Raises EyasError, `key: what is wrong and what to do`, if the engine cannot do what the config asks.
+
+        samplings: by config key. Called wherever the config is read, so it must touch neither files nor servers.
+        """
 
     @abc.abstractmethod
     def launch(self, python: str) -> list[Launch]:
@@ -259,6 +265,9 @@ class Split:
 
     state: ReasoningState
     reasoning_tokens: int
+    asked: bool = True
+    markers: frozenset[int] = frozenset()
+    foreign: bool = False
 
 
 class Reasoning(Plugin):
@@ -269,9 +278,6 @@ class Reasoning(Plugin):
         """Keyword arguments that the chat template needs for this format; `model.template_options` has the last word."""
         return {}
 
-    asked: bool = True
-    markers: frozenset[int] = frozenset()
-    foreign: bool = False
     @property
     def prefill(self) -> str:
         """Text that opens the answer and is sent as part of the prompt, encoded as ordinary text."""
@@ -281,19 +287,19 @@ class Reasoning(Plugin):
     def split(self, response: Any) -> Split:
         """Splits a Reply."""
 
-
-# --- checks ------------------------------------------------------------------------------------------------------
-
-
-class Check(Plugin):
-    """What makes a response acceptable. Policies (`reject`, `mark`, `off`) are applied by the caller."""
-
     def self_test(self, tokenizer: Tokenizer, prompt_tail: str | None) -> None:
         """Raises EyasError, naming the config key, unless format, tokenizer and chat template fit each other.
 
         prompt_tail: the text of a prompt behind its last message, prefill included; None if it is not known. Called
         once, before anything is asked.
         """
+
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+
+class Check(Plugin):
+    """What makes a response acceptable. Policies (`reject`, `mark`, `off`) are applied by the caller."""
 
     default_policy: ClassVar[str] = "reject"
 

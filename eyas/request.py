@@ -12,7 +12,7 @@ import msgspec
 
 from eyas.config import ModelConfig, SamplingConfig
 
-FORMAT = 1  # a change here makes every journalled answer stale
+FORMAT = 2  # a change here makes every journalled answer stale
 
 _IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dtype")
 

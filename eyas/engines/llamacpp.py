@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -500,6 +500,13 @@ class LlamaCpp(Engine):
         super().__init__(options, model)
         self.options: ServerOptions = options
         self._vocabulary_size: int | None = None
+
+    def check_config(self, samplings: Mapping[str, SamplingConfig]) -> None:
+        for where, sampling in samplings.items():
+            if sampling.regex is not None:
+                raise EyasError(
+                    f"{where}.regex: llama.cpp takes no regular expressions; write it as a grammar (GBNF)"
+                )
 
     def launch(self, python: str) -> list[Launch]:
         self._check_model_file()

@@ -1,0 +1,76 @@
+"""The control side of an engine: blocking calls to one server, for what is asked now and then.
+
+Requests for answers go another way, through the run's aiohttp session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eyas.errors import EyasError
+from eyas.plugins import Retry
+
+CONNECT_TIMEOUT = 5.0  # s
+REPLY_TIMEOUT = 600.0  # s; a reply of one token may wait for long answers before it
+
+
+class Answer(NamedTuple):
+    """What a server said: HTTP status and body."""
+
+    status: int
+    body: bytes
+
+
+class Client:
+    """One server, with kept connections."""
+
+    def __init__(self, url: str, key: str | None, patience: int = 0) -> None:
+        """patience: how often a call is repeated when the server is away, after 0, 1, 2, 4… s."""
+        import requests
+        import urllib3
+        from requests.adapters import HTTPAdapter
+
+        self._url = url.rstrip("/")
+        self._session = requests.Session()
+        # Neither a proxy nor a .netrc entry of the environment belongs between us and the server.
+        self._session.trust_env = False
+        if key:
+            self._session.headers["Authorization"] = f"Bearer {key}"
+        repeat = urllib3.Retry(
+            total=patience,
+            backoff_factor=0.5,
+            status_forcelist=[503],
+            allowed_methods=None,
+            raise_on_status=False,
+        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=repeat, pool_maxsize=32))
+
+    def get(self, path: str) -> Answer:
+        return self._call("GET", path, None)
+
+    def post(self, path: str, fields: Any) -> Answer:
+        return self._call("POST", path, msgspec.json.encode(fields))
+
+    def _call(self, method: str, path: str, body: bytes | None) -> Answer:
+        """Raises Retry if no reply comes, EyasError if the address is none."""
+        from requests import RequestException
+        from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+
+        try:
+            reply = self._session.request(
+                method,
+                self._url + path,
+                data=body,
+                headers={"Content-Type": "application/json"},
+                timeout=(CONNECT_TIMEOUT, REPLY_TIMEOUT),
+            )
+        except (InvalidURL, InvalidSchema, MissingSchema) as error:
+            raise EyasError(
+                f"server.url: {self._url} is no address ({error}); it looks like http://host:port"
+            ) from None
+        except RequestException as error:
+            raise Retry(f"connection: {type(error).__name__}") from error
+        return Answer(reply.status_code, reply.content)
