@@ -107,6 +107,7 @@ class Asking:
             ids = self.renderer.render(PLAIN_PROMPT)
             tail = self.tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
         except Refused as reason:
+        self.control = frozenset(self.tokenizer.control_ids)
             log.warning(
                 "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
             )
@@ -288,12 +289,13 @@ class Asking:
                     request=job.request,
                     prompt_ids=unit.ids,
                     output_ids=completion.output_ids,
+                added = self._added_in(unit.ids, completion.output_ids)
                     finish=completion.finish,
                     text=text,
                     text_ends=ends,
                     stop_ids=self.tokenizer.stop_ids,
-                    control_ids=self.tokenizer.control_ids,
-                    added_tokens=self._added_in(unit.ids, completion.output_ids),
+                    added_tokens=added,
+                    control_ids=[token for token in added.values() if token in self.control],
                     effective_max_new=completion.effective_max_new,
                     constrained=sampling.constrained,
                 )

@@ -162,6 +162,7 @@ class Tokenizer(Protocol):
     markers. `decode` shows them as that text.
     """
 
+    control_ids: those of them that no answer holds inside.
     template: str
     stop_ids: list[int]
     control_ids: list[int]
@@ -280,7 +281,7 @@ class Reasoning(Plugin):
 
     @property
     def prefill(self) -> str:
-        """Text that opens the answer and is sent as part of the prompt, encoded as ordinary text."""
+        """Text that opens the answer and is sent as part of the prompt, encoded with control tokens as the template is."""
         return ""
 
     @abc.abstractmethod

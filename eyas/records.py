@@ -64,9 +64,10 @@ class Reply(Record, frozen=True):
     output_ids: as generated, the end token included when there is one.
     text: decoded `output_ids` without the end token; undecodable bytes become U+FFFD.
     text_ends: per output token, how many characters of `text` are complete once it is known.
-    stop_ids, control_ids: the model's end tokens, and all its control tokens, as ids.
+    stop_ids: the model's end tokens.
     added_tokens: the ids of the tokenizer's own tokens (control tokens, reasoning and tool-call markers) that occur in
         prompt or output, by their text; so a marker is told from text that spells it, whatever the reasoning format.
+    control_ids: those of them that are control tokens.
     effective_max_new: the limit in force, in tokens; the server may hold less than was asked.
     constrained: a grammar shaped the answer, so it is off-policy.
     """
@@ -78,8 +79,8 @@ class Reply(Record, frozen=True):
     text: str
     text_ends: list[int]
     stop_ids: list[int]
-    control_ids: list[int]
     added_tokens: dict[str, int]
+    control_ids: list[int]
     effective_max_new: int
     constrained: bool
 

@@ -25,7 +25,7 @@ from eyas.errors import EyasError
 from eyas.plugins import Tokenizer
 from eyas.records import Message, Prompt
 
-FORMAT = 1  # of the rendering; a change here makes every cached rendering stale
+FORMAT = 2  # of the rendering; a change here makes every cached rendering stale
 
 # What a template may raise on a prompt that it was not written for.
 _FAILURES = (
@@ -70,13 +70,14 @@ def render_hash(prompt: Prompt, identity: str) -> str:
 class Renderer:
     """Renders prompts for one served model.
 
-    prefill: text that opens the answer, such as "<think>\\n"; part of the prompt, encoded as ordinary text.
+    prefill: text that opens the answer, such as "<think>\\n"; part of the prompt and, like the
+        template, encoded with control tokens.
     Raises EyasError for a template that is not valid Jinja, or that needs a special token which the config does not give.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer, prefill: str) -> None:
         self._model, self._tokenizer = model, tokenizer
-        self._prefill = tokenizer.encode(prefill, control=False) if prefill else []
+        self._prefill = tokenizer.encode(prefill, control=True) if prefill else []
         # The environment in which Hugging Face publishes chat templates
         # (transformers, utils/chat_template_utils.py).
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

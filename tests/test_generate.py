@@ -114,6 +114,7 @@ def test_replies_tell_which_of_the_tokenizers_own_tokens_they_hold(tmp_path: Pat
         stage.run(server.url)
     (response,) = stage.responses()
     assert response.added_tokens == {"<|im_start|>": 1, "<|im_end|>": 2}
+    assert response.control_ids == [1, 2], "not <|endoftext|>, which does not occur"
 
 
 def test_the_reasoning_format_has_options_of_the_chat_template_and_the_config_the_last_word(

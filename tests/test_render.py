@@ -379,9 +379,9 @@ def test_in_system_mode_the_template_sees_no_tools() -> None:
 # --- prefill and names --------------------------------------------------------------------------------------------
 
 
-def test_the_prefill_ends_the_prompt_as_ordinary_text() -> None:
+def test_the_prefill_ends_the_prompt_and_is_encoded_as_the_template_is() -> None:
     ids = render(prompt("Hi"), prefill="<think>\n<|im_end|>")
-    assert ids == render(prompt("Hi")) + list(b"<think>\n<|im_end|>")
+    assert ids == [*render(prompt("Hi")), *b"<think>\n", END]
 
 
 def test_one_renderer_gives_each_prompt_its_own_ids() -> None:

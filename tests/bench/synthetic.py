@@ -24,7 +24,6 @@ from eyas.units import place
 POOL = 2_000
 VOCABULARY = 150_000
 STOP, CLOSE = VOCABULARY - 1, VOCABULARY - 2
-CONTROL = [*range(VOCABULARY - 32, VOCABULARY - 2), STOP]
 ADDED = {"</think>": CLOSE, "<|im_end|>": STOP}
 LIMIT = 8_192  # max_new_tokens
 SERVER = "0" * 32
@@ -158,8 +157,8 @@ def entries(count: int) -> Iterator[Rendered | Answered]:
             text=answer.text,
             text_ends=answer.text_ends,
             stop_ids=[STOP],
-            control_ids=CONTROL,
             added_tokens=ADDED,
+            control_ids=[STOP],
             effective_max_new=LIMIT,
             constrained=False,
         )
