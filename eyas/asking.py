@@ -91,6 +91,7 @@ class Asking:
                 f"{lease.urls[0]}: the server went away while its tokenizer was tested ({cause}); run the same command again"
             ) from cause
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
+        self.control = frozenset(self.tokenizer.control_ids)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
         self.failures: list[_Failure] = []
@@ -107,7 +108,6 @@ class Asking:
             ids = self.renderer.render(PLAIN_PROMPT)
             tail = self.tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
         except Refused as reason:
-        self.control = frozenset(self.tokenizer.control_ids)
             log.warning(
                 "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
             )
@@ -285,11 +285,11 @@ class Asking:
                     usage=completion.usage,
                 )
                 text, ends = self.tokenizer.decode(completion.output_ids)
+                added = self._added_in(unit.ids, completion.output_ids)
                 reply = Reply(
                     request=job.request,
                     prompt_ids=unit.ids,
                     output_ids=completion.output_ids,
-                added = self._added_in(unit.ids, completion.output_ids)
                     finish=completion.finish,
                     text=text,
                     text_ends=ends,

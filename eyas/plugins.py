@@ -160,9 +160,9 @@ class Tokenizer(Protocol):
 
     added_tokens: id by text of each token that is more than ordinary text: control tokens, reasoning and tool-call
     markers. `decode` shows them as that text.
+    control_ids: those of them that no answer holds inside.
     """
 
-    control_ids: those of them that no answer holds inside.
     template: str
     stop_ids: list[int]
     control_ids: list[int]
