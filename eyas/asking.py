@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eyas.config import ServerConfig
+from eyas.config import ModelConfig, ServerConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, Unanswered
-from eyas.plugins import Busy, Engine, GenerateRequest, Reject, Retry
+from eyas.plugins import Busy, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
@@ -36,6 +36,29 @@ PLAIN_PROMPT = Prompt(
 )
 
 log = logging.getLogger(__name__)
+
+
+def prepare(
+    engine: Engine, lease: Lease, model: ModelConfig, reasoning: Reasoning
+) -> tuple[Tokenizer, Renderer]:
+    """Tokenizer and renderer of the served model, tested: known texts, and a plain question in the chat template."""
+    try:
+        tokenizer = engine.tokenizer(lease.urls[0], lease.key)
+        renderer = Renderer(model, tokenizer, reasoning.prefill)
+        tail = None
+        try:
+            ids = renderer.render(PLAIN_PROMPT)
+            tail = tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
+        except Refused as reason:
+            log.warning(
+                "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
+            )
+        reasoning.self_test(tokenizer, tail)
+    except Retry as cause:
+        raise EyasError(
+            f"{lease.urls[0]}: the server went away while its tokenizer was tested ({cause}); run the same command again"
+        ) from cause
+    return tokenizer, renderer
 
 
 @dataclass
@@ -82,14 +105,7 @@ class Asking:
         """Reads from `journal`, appends to `writer`; `journal` may be older than what is appended."""
         self.plan, self.accepts, self.server, self.engine, self.lease = plan, accepts, server, engine, lease
         self.journal, self.writer, self.show = journal, writer, show
-        try:
-            self.tokenizer = engine.tokenizer(lease.urls[0], lease.key)
-            self.renderer = Renderer(plan.settings.model, self.tokenizer, plan.reasoning.prefill)
-            self._test_reasoning()
-        except Retry as cause:
-            raise EyasError(
-                f"{lease.urls[0]}: the server went away while its tokenizer was tested ({cause}); run the same command again"
-            ) from cause
+        self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self.control = frozenset(self.tokenizer.control_ids)
         self.budget = plan.new_budget()
@@ -100,18 +116,6 @@ class Asking:
         self.exhausted = False
         self.completions = self.silent = 0
         self.recent: deque[tuple[float, int]] = deque()
-
-    def _test_reasoning(self) -> None:
-        """Renders a plain question to see whether reasoning format, tokenizer and chat template fit each other."""
-        tail = None
-        try:
-            ids = self.renderer.render(PLAIN_PROMPT)
-            tail = self.tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
-        except Refused as reason:
-            log.warning(
-                "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
-            )
-        self.plan.reasoning.self_test(self.tokenizer, tail)
 
     def _added_in(self, *sequences: list[int]) -> dict[str, int]:
         found = self.added.keys() & set().union(*sequences)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from eyas.errors import EyasError
@@ -31,6 +32,14 @@ class Pool(Struct, frozen=True, kw_only=True):
     tokens: int
     max_running: int | None = None
     conservativeness: float = 1.0
+
+    def times(self, servers: int) -> Pool:
+        """What so many of these hold together."""
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens * servers,
+            max_running=None if self.max_running is None else self.max_running * servers,
+        )
 
 
 class Lengths(Struct, frozen=True, kw_only=True):

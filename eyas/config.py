@@ -182,6 +182,9 @@ class ServerConfig(Section, frozen=True):
     idle_timeout: Annotated[
         float, Meta(gt=0, description="A started server stops when nobody has used it for this long, in s.")
     ] = 30.0
+    ignore_doctor: Annotated[
+        bool, Meta(description="Generate although `eyas doctor` said NO-GO for this model and server.")
+    ] = False
     restarts: Annotated[int, Meta(ge=0, description="How often a crashed server is started again.")] = 2
 
 

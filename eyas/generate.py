@@ -125,7 +125,9 @@ def _ask(
 ) -> None:
     from eyas.asking import Asking  # and with it what only asking needs
     from eyas.server.lease import hold
+    from eyas.server.verdict import heed
 
+    heed(access)
     _raise_file_limit(access.ceiling)
     section = dict(access.server.engine)
     engine = registry.create("engine", section.pop("name"), section, "server.engine", plan.settings.model)

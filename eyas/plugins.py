@@ -39,6 +39,7 @@ from eyas.records import Finish, Message, ReasoningState, Response
 if TYPE_CHECKING:
     import aiohttp
 
+    from eyas.capacity import Pool
     from eyas.config import ModelConfig, SamplingConfig
 
 GROUP = "eyas"
@@ -53,6 +54,7 @@ BUILTINS = (
     "eyas.sources.sharegpt",
     "eyas.sources.swe_trajectories",
     "eyas.engines.llamacpp",
+    "eyas.engines.sglang",
     "eyas.reasoning.none",
     "eyas.reasoning.tags",
     "eyas.reasoning.formats",
@@ -245,6 +247,10 @@ class Engine(Plugin):
         self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
     ) -> Completion:
         """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
+
+    def capacity(self, manifest: Mapping[str, Any]) -> Pool | None:
+        """What one server of this manifest can hold; None if it does not tell."""
+        return None
 
     async def load(self, session: aiohttp.ClientSession, url: str) -> Load | None:
         """How busy the server is; None if it does not tell, or not now."""

@@ -1,0 +1,327 @@
+"""The last look before a long run: asks the server that will be used, one answer per dataset, in under a minute.
+
+Nothing it asks enters the journal. Its verdict is kept (eyas.server.verdict), and `generate` heeds a NO-GO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from eyas.asking import NO_REASONING, PLAIN_PROMPT, prepare
+from eyas.capacity import Lengths, Pool, kv_bytes_per_token, running, sentence
+from eyas.config import AccessSettings, Config, Stages
+from eyas.errors import EyasError
+from eyas.plugins import Completion, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
+from eyas.recordfile import read_records
+from eyas.records import Finish, Prompt, Reply
+from eyas.render import Refused
+
+if TYPE_CHECKING:
+    from eyas.server.lease import Lease
+
+ANSWER_TOKENS = 512  # of a dataset's trial answer: enough to see how it begins; a long one is cut
+PATIENCE = 45.0  # s for all trial answers together
+SHOWN = 60  # characters of reasoning and of the answer
+# Bytes on disk per output token: journal and responses 7 each, training row, mix and export 4 each, and as much again
+# for prompts and text (measured on 1,400-token answers, tests/bench).
+BYTES_PER_TOKEN = 50
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. A `no-go` stops the run, a `warning` does not."""
+
+    name: str
+    state: Literal["ok", "warning", "no-go"]
+    text: str
+
+
+def examine(stages: Stages, results: Path, engine: Engine) -> Iterator[Finding]:
+    """Everything in turn; ends early where nothing more can be seen."""
+    from eyas.server.lease import hold
+
+    access = stages.access()
+    yield from room_on_disk(stages.config, results)
+    yield from open_files(access)
+    try:
+        with hold(access, engine, log) as lease:
+            yield Finding("server", "ok", _told(lease.manifest))
+            yield from _ask(stages, results, engine, lease)
+    except EyasError as error:
+        yield Finding("server", "no-go", str(error))
+
+
+def _told(manifest: dict[str, Any]) -> str:
+    one = manifest["mixed"][0] if "mixed" in manifest else manifest
+    names = (
+        "engine_version",
+        "model",
+        "model_file",
+        "quantisation",
+        "weight_dtype",
+        "kv_dtype",
+        "accelerator",
+    )
+    told = [str(one[name]) for name in names if one.get(name)]
+    return ", ".join([*told, f"{manifest['processes']} process{'es' * (manifest['processes'] > 1)}"])
+
+
+# --- what needs no server ----------------------------------------------------------------------------------------
+
+
+def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
+    """Disk needed at most, against what is free where journal and results lie."""
+    needed, unbounded = 0, []
+    for name, section in config.datasets.items():
+        planned = _rows(results / name / "prompts.jsonl.zst") or section.rows
+        most = planned and planned * section.samples * section.sampling.max_new_tokens
+        known = [bound for bound in (section.budget_tokens, most) if bound]
+        if known:
+            needed += min(known) * BYTES_PER_TOKEN
+        else:
+            unbounded.append(name)
+    if unbounded:
+        yield Finding(
+            "disk",
+            "warning",
+            f"how much {', '.join(unbounded)} will write is unknown: they have neither budget_tokens, rows nor prompts yet (snakemake prompts)",
+        )
+    for folder in {_existing(Path(config.journal)), _existing(results)}:
+        free = shutil.disk_usage(folder).free
+        state: Literal["ok", "no-go"] = "ok" if free > needed else "no-go"
+        remedy = "" if free > needed else "; free space, or lower budget_tokens"
+        yield Finding(
+            "disk",
+            state,
+            f"up to {needed / 1e9:,.3g} GB needed, {free / 1e9:,.3g} GB free in {folder}{remedy}",
+        )
+
+
+def _rows(prompts: Path) -> int | None:
+    from eyas.recordfile import read_seal
+
+    return read_seal(prompts).rows if prompts.exists() else None
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def open_files(access: AccessSettings) -> Iterator[Finding]:
+    """Whether the ceiling of requests in flight fits the limit of open files."""
+    ceiling = max([access.server.concurrency, *(lane.concurrency for lane in access.server.lanes.values())])
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fits = hard == resource.RLIM_INFINITY or hard >= ceiling + 256
+    limit = "no limit" if hard == resource.RLIM_INFINITY else f"the limit is {hard:,}"
+    remedy = "" if fits else "; raise `ulimit -n` or lower server.concurrency"
+    yield Finding("open files", "ok" if fits else "no-go", f"{ceiling:,} in flight at most, {limit}{remedy}")
+
+
+# --- what the server says and does -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trial:
+    dataset: str
+    prompt: Prompt
+    ids: list[int]
+    limit: int
+
+
+def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterator[Finding]:
+
+    section = dict(stages.model.reasoning)
+    reasoning = stages.registry.create("reasoning", section.pop("name"), section, "model.reasoning")
+    assert isinstance(reasoning, Reasoning)
+    tokenizer, renderer = prepare(engine, lease, stages.model, reasoning)
+    yield Finding("tokenizer", "ok", "known texts and ids agree; reasoning format and chat template fit")
+    trials, without = [], []
+    for name, dataset in stages.config.datasets.items():
+        path = results / name / "prompts.jsonl.zst"
+        prompt = next(read_records(path, Prompt), None) if path.exists() else PLAIN_PROMPT
+        if not path.exists():
+            without.append(name)
+        try:
+            ids = renderer.render(prompt or PLAIN_PROMPT)
+        except (Refused, Reject) as reason:
+            yield Finding(name, "warning", f"its first prompt is refused: {reason}")
+            continue
+        limit = min(dataset.sampling.max_new_tokens, ANSWER_TOKENS)
+        trials.append(_Trial(name, prompt or PLAIN_PROMPT, ids, limit))
+    if without:
+        yield Finding(
+            "prompts",
+            "warning",
+            f"none yet for {', '.join(without)}, so a plain question is asked instead; run `snakemake prompts` first",
+        )
+    answers = asyncio.run(_answers(stages.config, engine, lease, trials))
+    lengths = []
+    reasoned: list[bool] = []
+    stops: set[int] = set()
+    for trial, answer in zip(trials, answers, strict=True):
+        if isinstance(answer, Completion):
+            lengths.append(len(trial.ids))
+            if isinstance(answer.finish.matched, int):
+                stops.add(answer.finish.matched)
+        yield _judged(stages, trial, answer, tokenizer, reasoning, reasoned)
+    if reasoned and not any(reasoned):
+        yield Finding(
+            "reasoning",
+            "no-go",
+            "no trial answer has any; check model.reasoning and model.template_options, or set reasoning_required: false",
+        )
+    names = {token: text for text, token in tokenizer.added_tokens.items()}
+    if stops:
+        told = ", ".join(f"{token} {names.get(token, '')}".strip() for token in sorted(stops))
+        yield Finding("stop id", "ok", f"answers end with {told}")
+    else:
+        yield Finding("stop id", "warning", f"no trial answer ended by itself within {ANSWER_TOKENS} tokens")
+    yield from _limits(stages, engine, lease, lengths)
+
+
+async def _answers(
+    config: Config, engine: Engine, lease: Lease, trials: list[_Trial]
+) -> list[Completion | BaseException | None]:
+    """The completion of each trial, the error it met, or None for one that is still running."""
+    import aiohttp
+
+    headers = {"Authorization": f"Bearer {lease.key}"} if lease.key else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        tasks = []
+        for seed, trial in enumerate(trials):
+            sampling = msgspec.structs.replace(
+                config.datasets[trial.dataset].sampling, max_new_tokens=trial.limit
+            )
+            ask = GenerateRequest(prompt_ids=trial.ids, sampling=sampling, seed=seed)
+            tasks.append(asyncio.create_task(engine.generate(session, lease.urls[0], ask)))
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE)
+        found = [_outcome(task) for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+def _outcome(task: asyncio.Task[Completion]) -> Completion | BaseException | None:
+    if not task.done():
+        return None
+    return task.exception() or task.result()
+
+
+def _judged(
+    stages: Stages,
+    trial: _Trial,
+    answer: Completion | BaseException | None,
+    tokenizer: Tokenizer,
+    reasoning: Reasoning,
+    reasoned: list[bool],
+) -> Finding:
+    """What is told of one trial answer; where it should have reasoned, `reasoned` gets whether it did."""
+    name = trial.dataset
+    if answer is None:
+        return Finding(
+            name, "warning", f"its trial answer still runs after {PATIENCE:.0f} s: the server is slow or busy"
+        )
+    if isinstance(answer, Reject):
+        return Finding(name, "warning", f"the server refuses its first prompt: {answer}")
+    if isinstance(answer, Retry | EyasError):
+        return Finding(name, "no-go", f"its trial request failed: {answer}")
+    if isinstance(answer, BaseException):
+        raise answer
+    reply = _reply(trial, answer, tokenizer)
+    split = reasoning.split(reply)
+    cut = reply.text_ends[split.reasoning_tokens - 1] if split.reasoning_tokens else 0
+    told = (
+        f"{len(trial.ids):,} prompt tokens, {split.reasoning_tokens} of reasoning ({split.state}), "
+        f"{len(answer.output_ids) - split.reasoning_tokens} of answer, {answer.finish.type}: "
+        f"{_short(reply.text[:cut])!r} | {_short(reply.text[cut:])!r}"
+    )
+    has = split.state not in NO_REASONING
+    if not (stages.config.datasets[name].reasoning_required and split.asked):
+        return Finding(name, "ok", told)
+    reasoned.append(has)
+    return Finding(name, "ok" if has else "warning", told)
+
+
+def _reply(trial: _Trial, answer: Completion, tokenizer: Tokenizer) -> Reply:
+    text, ends = tokenizer.decode(answer.output_ids)
+    present = set(trial.ids) | set(answer.output_ids)
+    return Reply(
+        request="",
+        prompt_ids=trial.ids,
+        output_ids=answer.output_ids,
+        finish=Finish(type=answer.finish.type, matched=answer.finish.matched),
+        text=text,
+        text_ends=ends,
+        stop_ids=tokenizer.stop_ids,
+        control_ids=tokenizer.control_ids,
+        added_tokens={text: token for text, token in tokenizer.added_tokens.items() if token in present},
+        effective_max_new=answer.effective_max_new,
+        constrained=False,
+    )
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= SHOWN else flat[: SHOWN - 1] + "…"
+
+
+def _limits(stages: Stages, engine: Engine, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
+    """Effective limits and capacity, for the trials' prompts and answers of half the limit."""
+    manifest = lease.manifest.get("mixed", [lease.manifest])[0]
+    one = engine.capacity(manifest)
+    if one is None:
+        yield Finding("capacity", "warning", "the server does not tell what its KV cache holds")
+        return
+    pool = one.times(lease.manifest["processes"])
+    for lane, name in {section.lane: name for name, section in stages.config.datasets.items()}.items():
+        section = stages.config.datasets[name]
+        access = stages.access(name)
+        guess = section.sampling.max_new_tokens / 4
+        lengths = Lengths(
+            prompt=sum(prompts) / len(prompts) if prompts else 0.0,
+            output=guess,
+            output_sd=guess,
+            max_new_tokens=section.sampling.max_new_tokens,
+        )
+        found = running(pool, lengths, access.ceiling)
+        told = sentence(pool, lengths, found) + " (answers of a quarter of max_new_tokens assumed)"
+        yield Finding(f"capacity{f' of lane {lane}' if lane else ''}", "ok", told)
+    yield from _kv_size(stages, manifest, pool)
+
+
+def _kv_size(stages: Stages, manifest: dict[str, Any], pool: Pool) -> Iterator[Finding]:
+    """Bytes of the KV cache, where the model's config.json is at hand."""
+    from eyas.hub import tokenizer_folder
+
+    if stages.model.tokenizer is None:
+        return
+    path = tokenizer_folder(stages.model.tokenizer) / "config.json"
+    if not path.is_file():
+        return
+    with contextlib.suppress(EyasError):
+        size = kv_bytes_per_token(
+            msgspec.json.decode(path.read_bytes()), stages.model.kv_dtype, manifest.get("tp_size") or 1
+        )
+        yield Finding(
+            "KV cache",
+            "ok",
+            f"{size:,} bytes per token and rank; {pool.tokens:,} tokens are {pool.tokens * size / 2**30:.1f} GiB",
+        )
