@@ -46,6 +46,7 @@ rule all:
 
 onstart:
     leave_ctrl_c_to_serve(workflow.dag_settings.targets, local=workflow.local_exec)
+    announce(Path("logs/generate"), planned_answers(), DATASETS)
 
 
 onerror:

@@ -349,7 +349,6 @@ class Asking:
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)
-            self.show()
             await asyncio.sleep(TICK)
 
     def _rate(self, progress: Progress) -> None:

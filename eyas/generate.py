@@ -61,30 +61,29 @@ def generate(
         dataset=settings.dataset,
         state="waiting",
         planned=plan.planned,
+        samples=settings.samples,
         budget_tokens=settings.budget_tokens,
         pid=os.getpid(),
         host=socket.gethostname(),
     )
-    show = ProgressFile(paths.progress, progress)
-    try:
-        with JournalWriter(paths.journal) as writer:
-            missing = _survey(plan, paths.journal, accepts, progress)
-            if missing:
-                log.info("the journal lacks at least the answer to %s; a server is needed", missing)
-                _ask(plan, accepts, access, paths.journal, registry, writer, show)
-            else:
-                log.info("the journal has every answer that is needed; no server is asked")
-        progress.state = "finishing"
-        show(force=True)
-        with Journal(paths.journal) as journal:
-            finalise(plan, journal, paths, accepts, progress)
-        progress.state = "done"
-    except BaseException as error:
-        progress.state, progress.message = "failed", str(error)[:300]
-        raise
-    finally:
-        progress.in_flight, progress.rate, progress.eta = 0, 0.0, None
-        show(force=True)
+    with ProgressFile(paths.progress, progress) as show:
+        try:
+            with JournalWriter(paths.journal) as writer:
+                missing = _survey(plan, paths.journal, accepts, progress)
+                if missing:
+                    log.info("the journal lacks at least the answer to %s; a server is needed", missing)
+                    _ask(plan, accepts, access, paths.journal, registry, writer, show)
+                else:
+                    log.info("the journal has every answer that is needed; no server is asked")
+            progress.state = "finishing"
+            with Journal(paths.journal) as journal:
+                finalise(plan, journal, paths, accepts, progress)
+            progress.state = "done"
+        except BaseException as error:
+            progress.state, progress.message = "failed", str(error)[:300]
+            raise
+        finally:
+            progress.in_flight, progress.rate, progress.eta = 0, 0.0, None
 
 
 def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progress) -> str | None:
@@ -132,7 +131,6 @@ def _ask(
     section = dict(access.server.engine)
     engine = registry.create("engine", section.pop("name"), section, "server.engine", plan.settings.model)
     assert isinstance(engine, Engine)
-    show(force=True)
     with hold(access, engine, log) as lease, Journal(journal_folder) as journal:
         if journal.server(lease.manifest_id) is None:
             writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))

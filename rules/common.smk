@@ -14,6 +14,7 @@ from eyas.config import Stages, canonical, load, locate
 from eyas.digest import code_digest, code_digests
 from eyas.errors import EyasError
 from eyas.failures import log_versions, report_failures
+from eyas.progress import announce
 from eyas.terminal import leave_ctrl_c_to_serve, shorten
 
 # What a person at the terminal is told: this run's failures, not an earlier one's, and not drowned in settings.
@@ -83,6 +84,15 @@ def source_names(wildcards):
 
 def journal_folder(wildcards):
     return f"{CONFIG.journal}/{wildcards.dataset}"
+
+
+def planned_answers():
+    """Rows at most, and samples, of every dataset that this run asks for."""
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name == "generate"]
+    sections = {
+        job.wildcards.dataset: CONFIG.datasets[job.wildcards.dataset] for job in jobs
+    }
+    return {name: (section.rows, section.samples) for name, section in sections.items()}
 
 
 def of_all(pattern):

@@ -9,11 +9,13 @@ import sys
 import time
 
 import pytest
+from helpers import prompt
 
 import eyas.cli
 from eyas.cli import status
 from eyas.errors import EyasError
 from eyas.progress import Progress, write_progress
+from eyas.recordfile import write_records
 
 NOW = 1_700_000_000.0
 
@@ -189,6 +191,79 @@ def test_a_dead_or_silent_job_is_stopped(logs):
     }
 
 
+def test_a_job_that_ends_while_one_looks_is_not_stopped(logs, monkeypatch):
+    """Its last word is written after its file was read and before its process was looked for."""
+    put(logs, progress())
+
+    def ends(_pid):
+        put(logs, progress(state="done", done=1000))
+        return False
+
+    monkeypatch.setattr(status, "is_alive", ends)
+    ((seen, shown),) = status.look(logs, NOW)
+    assert (seen.done, shown) == (1000, "done")
+
+
+def test_a_job_that_begins_while_one_looks_is_not_stopped(logs, monkeypatch):
+    """The file of a job that was killed is replaced by the next one's."""
+    put(logs, progress(pid=1))
+
+    def begins(pid):
+        put(logs, progress(done=401))
+        return pid == os.getpid()
+
+    monkeypatch.setattr(status, "is_alive", begins)
+    ((seen, shown),) = status.look(logs, NOW)
+    assert (seen.done, shown) == (401, "generating")
+
+
+def test_a_dataset_whose_turn_has_not_come_is_pending_while_its_run_lives(logs):
+    """Nobody rewrites its file meanwhile, so it does not grow stale."""
+    put(
+        logs,
+        progress("here", state="pending", updated=NOW - 9999),
+        progress("elsewhere", state="pending", updated=NOW - 9999, host="another-node"),
+        progress("ended", state="pending", pid=ended_process()),
+    )
+    states = {one.dataset: shown for one, shown in status.look(logs, NOW)}
+    assert states == {"here": "pending", "elsewhere": "pending", "ended": "stopped"}
+
+
+def pending(dataset, planned):
+    return progress(
+        dataset, state="pending", planned=planned, done=0, tokens=0, rate=0, in_flight=0, eta=None
+    )
+
+
+def test_the_total_counts_datasets_whose_turn_has_not_come(logs):
+    put(logs, progress(), pending("B", 600))
+    _, _, waiting, total = status.table(status.look(logs, NOW))
+    assert waiting.split() == ["B", "pending", "0/600", "0", "–", "–", "–"]
+    assert total.split()[:2] == ["total", "400/1,600"]
+
+
+def test_a_plan_that_is_not_known_yet_is_not_taken_for_nothing(logs):
+    put(logs, progress(), pending("B", 0))
+    _, _, waiting, total = status.table(status.look(logs, NOW))
+    assert waiting.split()[:3] == ["B", "pending", "0/?"]
+    assert total.split()[:2] == ["total", "400/1,000+"]
+
+
+def test_the_prompts_tell_how_much_is_planned_before_they_are_asked(tmp_path, logs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put(logs, progress("A", state="pending", planned=0, samples=3, done=0), pending("B", 600))
+    write_records("results/A/prompts.jsonl.zst", [prompt("k1"), prompt("k2")])
+    write_records("results/B/prompts.jsonl.zst", [prompt("k1")])
+    assert [one.planned for one, _ in status.look(logs, NOW)] == [6, 600]
+
+
+def test_all_is_done_when_the_slowest_is(logs):
+    put(logs, progress(), progress("B", eta=(60.0, 1800.0, 3000.0)), progress("C", state="done", eta=None))
+    assert status.table(status.look(logs, NOW))[-1].endswith("30 min (8–50)")
+    put(logs, progress("C", state="waiting", eta=None))
+    assert status.table(status.look(logs, NOW))[-1].endswith("–"), "unknown while one of them is"
+
+
 def test_a_process_that_nobody_waited_for_is_not_alive():
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + 10
@@ -262,6 +337,15 @@ def test_following_ends_when_all_datasets_have(logs):
     status.follow(logs, None, out, clock, clock.sleep)
     assert clock.now == NOW + 3
     assert "1,000/1,000" in out.getvalue().split("\n\n")[-1]
+
+
+def test_following_ends_when_the_run_has_and_left_some_undone(logs):
+    """A failed prompts stage leaves its dataset pending for ever."""
+    put(logs, progress(), pending("B", 10))
+    last = [progress(state="done", done=1000), progress("B", state="pending", pid=ended_process())]
+    out, clock = io.StringIO(), Clock({3: lambda: put(logs, *last)})
+    status.follow(logs, None, out, clock, clock.sleep)
+    assert clock.now == NOW + 3 and "stopped" in out.getvalue()
 
 
 def test_following_a_process_outlives_the_datasets_that_exist(logs):

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 from pipeline import ROOT, Run, checkout, commit, evol_rows, executed, fake_server, git
 
+from eyas.progress import read_progress
 from eyas.recordfile import read_records, write_records
 from eyas.records import Outcome, Response, TrainRow
 from eyas.tables import read_table
@@ -434,7 +435,28 @@ def test_the_slurm_profile_plans_the_same_jobs_and_gives_the_server_its_gpus(fin
 def test_every_rule_that_computes_has_an_env_a_log_and_a_benchmark(path: Path) -> None:
     for rule in re.split(r"(?m)^rule ", path.read_text())[1:]:
         if "shell:" in rule:
-            for keyword in ("conda", "log", "benchmark", "resources"):
+            # A benchmark counts as an output, and `serve` has none.
+            keywords = ["conda", "log", "resources", *(["benchmark"] if "output:" in rule else [])]
+            for keyword in keywords:
                 assert re.search(rf"(?m)^    {keyword}:$", rule), rule.split(":")[0]
             (env,) = re.findall(r'"\.\./(envs/.*)"', rule)
             assert (ROOT / env).is_file()
+
+
+def test_every_dataset_of_a_run_is_seen_from_its_start(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {"alpha": 5, "beta": 5, "gamma": 5})
+    run.config["datasets"]["alpha"] |= {"rows": 3, "samples": 2}
+    run.config["datasets"]["beta"] |= {"rows": 3, "samples": 2}
+    run.save()
+    for name in ("beta", "gamma"):
+        (run.folder / "data" / f"{name}.jsonl").write_text("no JSON\n")
+    assert run.snakemake(check=False).returncode == 1
+    seen = {
+        name: read_progress(run.folder / f"logs/generate/{name}.status.json")
+        for name in run.config["datasets"]
+    }
+    assert {name: shown and (shown.state, shown.done, shown.planned) for name, shown in seen.items()} == {
+        "alpha": ("done", 6, 6),
+        "beta": ("pending", 0, 6),
+        "gamma": ("pending", 0, 0),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import socket
@@ -15,14 +16,17 @@ from typing import Any, TextIO
 import msgspec
 
 from eyas.errors import EyasError
-from eyas.progress import Progress, read_progress
+from eyas.progress import SUFFIX, Progress, read_progress
+from eyas.recordfile import read_seal
 from eyas.report.words import number
 
 SUMMARY = Path("results/summary/summary.md")
+PROMPTS = "results/{}/prompts.jsonl.zst"
 STALE_AFTER = 30.0  # seconds without an update; jobs rewrite their file each second
 REDRAW = 1.0  # seconds between two looks at the files
 QUIET = 10.0  # seconds between two blocks where nobody can redraw
 ENDED = ("done", "failed")
+Eta = tuple[float, float, float]  # s: low, expected, high
 
 
 def add_parser(subparsers: Any) -> None:
@@ -65,26 +69,48 @@ def summary_top(text: str) -> str:
 
 def look(logs: Path, now: float) -> list[tuple[Progress, str]]:
     """Progress and state of every dataset, by name. The state is that of the file, or `stopped` if its job is gone."""
-    found = []
-    for path in sorted(logs.glob("*.status.json")):
-        try:
-            progress = read_progress(path)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EyasError(f"{path}: not a status file ({error}); delete it") from None
-        if progress is not None:
-            found.append((progress, state(progress, now)))
-    return found
+    looks = [_look(path, now) for path in sorted(logs.glob(f"*{SUFFIX}"))]
+    return [look for look in looks if look is not None]
 
 
-def state(progress: Progress, now: float) -> str:
-    """The state to show."""
-    if progress.state in ENDED:
-        return progress.state
-    gone = progress.host == socket.gethostname() and not is_alive(progress.pid)
-    return "stopped" if gone or now - progress.updated > STALE_AFTER else progress.state
+def _look(path: Path, now: float) -> tuple[Progress, str] | None:
+    progress = _read(path)
+    while progress is not None and progress.state not in ENDED and _is_gone(progress, now):
+        # A job's last word, or a new job, may have come in between.
+        again = _read(path)
+        if again == progress:
+            return progress, "stopped"
+        progress = again
+    if progress is None:
+        return None
+    if progress.state == "pending" and not progress.planned:
+        progress.planned = _prompts(progress.dataset) * progress.samples
+    return progress, progress.state
+
+
+def _read(path: Path) -> Progress | None:
+    try:
+        return read_progress(path)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EyasError(f"{path}: not a status file ({error}); delete it") from None
+
+
+def _prompts(dataset: str) -> int:
+    """How many prompts the dataset has; 0 while they are not there."""
+    with contextlib.suppress(FileNotFoundError, EyasError):
+        return read_seal(Path(PROMPTS.format(dataset))).rows
+    return 0
+
+
+def _is_gone(progress: Progress, now: float) -> bool:
+    """Whether the process that wrote it has ended. From another host a pending job's Snakemake cannot be seen."""
+    if progress.host == socket.gethostname() and not is_alive(progress.pid):
+        return True
+    return progress.state != "pending" and now - progress.updated > STALE_AFTER
 
 
 def is_active(state: str) -> bool:
+    """Whether it goes on or is still to come."""
     return state not in (*ENDED, "stopped")
 
 
@@ -139,11 +165,11 @@ def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
 
 
 def _row(progress: Progress, shown: str) -> list[str]:
-    active = is_active(shown)
+    active = is_active(shown) and shown != "pending"
     return [
         progress.dataset,
         shown,
-        f"{number(progress.done)}/{number(progress.planned)}",
+        f"{number(progress.done)}/{number(progress.planned) if _is_planned(progress) else '?'}",
         "" if progress.accepted is None else number(progress.accepted),
         number(progress.tokens),
         number(progress.rate, 1) if active else "",
@@ -154,25 +180,39 @@ def _row(progress: Progress, shown: str) -> list[str]:
     ]
 
 
+def _is_planned(progress: Progress) -> bool:
+    return progress.planned > 0 or progress.state != "pending"
+
+
 def _total(states: Sequence[tuple[Progress, str]]) -> list[str]:
     all_of = [progress for progress, _ in states]
     active = [progress for progress, shown in states if is_active(shown)]
     accepted = [progress.accepted for progress in all_of if progress.accepted is not None]
+    planned = number(sum(one.planned for one in all_of)) + ("" if all(map(_is_planned, all_of)) else "+")
     return [
         "total",
         "",
-        f"{number(sum(one.done for one in all_of))}/{number(sum(one.planned for one in all_of))}",
+        f"{number(sum(one.done for one in all_of))}/{planned}",
         number(sum(accepted)) if len(accepted) == len(all_of) else "",
         number(sum(one.tokens for one in all_of)),
         number(sum(one.rate for one in active), 1) if active else "",
         number(sum(one.in_flight for one in active)) if active else "",
         "",
         "",
-        "",
+        remaining(_slowest([one.eta for one in active])),
     ]
 
 
-def remaining(eta: tuple[float, float, float] | None) -> str:
+def _slowest(times: Sequence[Eta | None]) -> Eta | None:
+    """When all is done at the present pace; None while one of them has yet to show its pace."""
+    known = [time for time in times if time is not None]
+    if not known or len(known) < len(times):
+        return None
+    low, expected, high = (max(bounds) for bounds in zip(*known, strict=True))
+    return low, expected, high
+
+
+def remaining(eta: Eta | None) -> str:
     """The expected time to go, with its interval in the same unit."""
     if eta is None:
         return ""
@@ -193,7 +233,7 @@ def follow(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows the table until every dataset is done or failed or, with `pid`, until that process has ended.
+    """Shows the table until no dataset goes on or is to come or, with `pid`, until that process has ended.
 
     On a terminal it redraws in place. Elsewhere it prints a block when something has changed, at most every 10 s, and
     the last state at the end.
@@ -204,7 +244,7 @@ def follow(
         ended = pid is not None and not is_alive(pid)
         states = look(logs, clock())
         if pid is None:
-            ended = bool(states) and all(shown in ENDED for _, shown in states)
+            ended = bool(states) and not any(is_active(shown) for _, shown in states)
         show(table(states), clock(), last=ended)
         if ended:
             return
