@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,14 @@ def page() -> str:
         "it is laid over the shipped `config.yaml`.",
     ]
     for title, section in _SECTIONS:
-        lines += ["", f"## {title}", "", *_table(section)]
+        lines += ["", f"## {title}", "", *_table(keys(section))]
     for kind in KINDS:
         lines += ["", f"## {kind.capitalize()} plugins: `{_WHERE[kind]}`"]
         for found in _builtins():
             if found.kind == kind:
                 lines += ["", f"### `{found.cls.name}`", "", purpose(found)]
-                rows = [_policy_row(found)] if kind == "check" else []
-                if rows or found.cls.Options.__struct_fields__:
-                    lines += ["", *_table(found.cls.Options, rows)]
+                if told := plugin_keys(found):
+                    lines += ["", *_table(told)]
     return "\n".join([*lines, ""])
 
 
@@ -110,29 +110,53 @@ def _policy(found: Found) -> dict[str, Any]:
     }
 
 
-def _policy_row(found: Found) -> str:
-    policy = _policy(found)
-    return f"| `policy` | reject, mark or off | `{policy['default']}` | {policy['description']} |"
+@dataclass(frozen=True)
+class Key:
+    """A config key as people are told of it. default: None if the key is required. meaning: with its unit; "" if unknown."""
+
+    name: str
+    type: str
+    default: str | None
+    meaning: str
 
 
-def _table(section: type[Struct], first: list[str] | None = None) -> list[str]:
+def keys(section: type[Struct]) -> list[Key]:
+    """The keys of a config section, or of a plugin's options."""
     schema = msgspec.json.schema(section)
-    name = schema["$ref"].rsplit("/", 1)[1]
-    definition = schema["$defs"][name]
+    definition = schema["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     fields = {field.encode_name: field for field in msgspec.structs.fields(section)}
-    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |", *(first or [])]
-    for key, field in definition["properties"].items():
-        default = _default(fields[key])
-        meaning = field.get("description") or "See its own section."
-        rows.append(f"| `{key}` | {_type(field)} | {default} | {meaning.replace('|', '&#124;')} |")
-    return rows
+    return [
+        Key(name, _type(field), _default(fields[name]), field.get("description", ""))
+        for name, field in definition["properties"].items()
+    ]
 
 
-def _default(field: msgspec.structs.FieldInfo) -> str:
+def plugin_keys(found: Found) -> list[Key]:
+    """The keys of a plugin's section besides its `name`."""
+    first = []
+    if found.kind == "check":
+        policy = _policy(found)
+        first = [Key("policy", "reject, mark or off", policy["default"], policy["description"])]
+    return [*first, *keys(found.cls.Options)]
+
+
+def _table(rows: list[Key]) -> list[str]:
+    lines = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for key in rows:
+        default = (
+            "required" if key.default is None else f"`{key.default}`" if key.default else "its own defaults"
+        )
+        meaning = (key.meaning or "See its own section.").replace("|", "&#124;")
+        lines.append(f"| `{key.name}` | {key.type} | {default} | {meaning} |")
+    return lines
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str | None:
+    """As JSON; "" for a section, whose keys have defaults of their own."""
     if field.required:
-        return "required"
+        return None
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return "its own defaults" if isinstance(value, Struct) else f"`{json.dumps(msgspec.to_builtins(value))}`"
+    return "" if isinstance(value, Struct) else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
 
 
 def _type(field: dict[str, Any]) -> str:

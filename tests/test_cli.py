@@ -14,8 +14,10 @@ from helpers import prompt
 import eyas.cli
 from eyas.cli import status
 from eyas.errors import EyasError
+from eyas.plugins import registry
 from eyas.progress import Progress, write_progress
 from eyas.recordfile import write_records
+from eyas.schema import PAGE, plugin_keys, purpose
 
 NOW = 1_700_000_000.0
 
@@ -387,14 +389,15 @@ def test_a_terminal_is_redrawn_in_place(logs, monkeypatch):
 # --- plugins -----------------------------------------------------------------------------------------------------
 
 PLUGIN = '''
-from msgspec import Struct
+from typing import Annotated
+from msgspec import Meta, Struct
 from eyas import hookimpl
 from eyas.plugins import Check
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True):
     limit: int
     words: list[str] = []
-    share: float = 0.5
+    share: Annotated[float, Meta(gt=0, le=1, description="Of all letters, how many may be capitals.")] = 0.5
 
 class Shouting(Check):
     """Finds answers in capitals.
@@ -420,9 +423,32 @@ def test_plugins_are_listed_with_purpose_origin_and_options(tmp_path, capsys):
     text = capsys.readouterr().out
     assert (
         f"check shouting  ({path})\n    Finds answers in capitals.\n"
-        "    limit  required\n    words  default []\n    share  default 0.5\n"
+        "    policy: reject, mark or off, default reject\n"
+        "        What a fault does: reject the row, mark it, or nothing.\n"
+        "    limit: integer, required\n"
+        "    words: list of string, default []\n"
+        "    share: number > 0 ≤ 1, default 0.5\n"
+        "        Of all letters, how many may be capitals.\n"
     ) in text
     assert "source glaive  (built-in)\n" in text
+
+
+def test_every_built_in_says_what_it_is_for_and_what_each_option_means():
+    for found in registry().all():
+        assert purpose(found), found.cls.name
+        for key in plugin_keys(found):
+            assert key.meaning.endswith("."), (found.cls.name, key.name)
+
+
+def test_plugins_and_the_page_of_the_config_say_the_same(capsys):
+    eyas.cli.main(["plugins"])
+    listed = capsys.readouterr().out
+    told = PAGE.read_text().partition("## Source plugins")[2]
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (?:`(.*)`|(required)) \| (.*) \|$", told, re.M)
+    assert len(rows) > 20
+    for name, default, required, meaning in rows:
+        entry = f"{required or f'default {default}'}\n        {meaning}"
+        assert re.search(rf"^    {name}: .*, {re.escape(entry)}$", listed, re.M), name
 
 
 def test_a_missing_plugin_file_is_named(capsys):

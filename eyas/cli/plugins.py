@@ -1,14 +1,12 @@
-"""`eyas plugins`: what is installed, what it is for, and its options."""
+"""`eyas plugins`: what is installed, what it is for, and its options, as docs/config.md tells it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-import msgspec
-
 from eyas.plugins import Found, registry
+from eyas.schema import plugin_keys, purpose
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,19 +22,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def describe(found: Found) -> str:
-    """A plugin in a few lines: kind, name, origin; purpose; one line for each option with its default."""
-    purpose = (found.cls.__doc__ or "").strip().partition("\n")[0]
+    """A plugin in a few lines: kind, name, origin; purpose; each option with type, default and meaning."""
     lines = [f"{found.kind} {found.cls.name}  ({found.origin})"]
-    if purpose:
-        lines.append(f"    {purpose}")
-    fields = msgspec.structs.fields(found.cls.Options)
-    width = max((len(field.encode_name) for field in fields), default=0)
-    lines += [f"    {field.encode_name.ljust(width)}  {_default(field)}" for field in fields]
+    if about := purpose(found):
+        lines.append(f"    {about}")
+    for key in plugin_keys(found):
+        default = "required" if key.default is None else f"default {key.default or 'its own'}"
+        lines.append(f"    {key.name}: {key.type.replace('`', '')}, {default}")
+        if key.meaning:
+            lines.append(f"        {key.meaning}")
     return "\n".join(lines)
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.required:
-        return "required"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return f"default {json.dumps(msgspec.to_builtins(value), ensure_ascii=False)}"
