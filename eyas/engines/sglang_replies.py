@@ -17,9 +17,9 @@ from eyas.errors import EyasError
 from eyas.plugins import Busy, Completion, Load, Reject, Retry
 from eyas.records import Finish
 
-NAN = (
-    "NaN happened"  # SGLang reports a token outside the vocabulary as if a stop string of this text had come
-)
+# SGLang reports a token outside the vocabulary as if this stop string had come.
+NAN = "NaN happened"
+MESSAGE_LENGTH = 300  # characters of a server's message that are shown
 
 
 class TooLong(Reject):
@@ -145,13 +145,15 @@ class _Error(Struct):
 
 
 def message_of(body: bytes) -> str:
-    """The message in the body of a failed request, whatever its shape."""
+    """The message in the body of a failed request, whatever its shape, on one line."""
     try:
         found = msgspec.json.decode(body, type=_Error)
     except msgspec.MsgspecError:
-        return body[:200].decode(errors="replace").strip()
-    error = found.error.get("message") if isinstance(found.error, dict) else found.error
-    return str(error or found.message or found.detail or "no reason given").strip()
+        text = body.decode(errors="replace")
+    else:
+        error = found.error.get("message") if isinstance(found.error, dict) else found.error
+        text = str(error or found.message or found.detail or "")
+    return " ".join(text.split())[:MESSAGE_LENGTH] or "no reason given"
 
 
 _TOO_LONG = re.compile(
