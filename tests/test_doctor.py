@@ -1,0 +1,189 @@
+"""`eyas doctor` against a fake server: what it finds, what it keeps, and that generate heeds it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from stage import ENGINE, Stage, fake_server
+
+from eyas import doctor
+from eyas.capacity import Pool
+from eyas.cli import main
+from eyas.doctor import Finding, examine, open_files, room_on_disk
+from eyas.errors import EyasError
+from eyas.plugins import Engine
+from eyas.server.verdict import heed, keep
+
+CLOSED = "http://127.0.0.1:9"
+
+
+def findings(stage: Stage, url: str, results: Path | None = None) -> list[Finding]:
+    _, _, stages = stage.settings(url)
+    section = {key: value for key, value in stages.config.server.engine.items() if key != "name"}
+    engine = stages.registry.create("engine", "fake", section, "server.engine", stages.model)
+    assert isinstance(engine, Engine)
+    return list(examine(stages, results or stage.folder, engine))
+
+
+def reasons(found: list[Finding]) -> list[str]:
+    return [f"{one.name}: {one.text}" for one in found if one.state == "no-go"]
+
+
+def by_name(found: list[Finding]) -> dict[str, Finding]:
+    return {one.name: one for one in found}
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why is the sky blue?"])
+    with fake_server(tmp_path) as server:
+        found = findings(stage, server.url)
+        asked = server.lines()
+    assert reasons(found) == []
+    told = by_name(found)
+    assert "Q4_1" in told["server"].text
+    # The dataset's own first prompt was asked, and the split of its answer is shown.
+    assert any(b"Why is the sky blue?".hex() in bytes(ids(line)).hex() for line in asked)
+    assert "of reasoning (closed)" in told["alpha"].text and told["alpha"].state == "ok"
+    assert told["stop id"].state == "ok" and " 2 <|im_end|>" in told["stop id"].text
+    assert not (tmp_path / "journal").exists(), "nothing that it asks enters the journal"
+
+
+def ids(line: str) -> list[int]:
+    return [max(0, token - 3) % 256 for token in json.loads(line)["prompt"]]
+
+
+def test_without_prompts_a_plain_question_is_asked(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        found = by_name(findings(stage, server.url, tmp_path / "nowhere"))
+    assert found["prompts"].state == "warning" and "alpha" in found["prompts"].text
+    assert found["alpha"].state == "ok"
+
+
+def test_a_thinking_model_that_does_not_think_is_a_no_go(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"], model={"reasoning": {"name": "tags"}})
+    with fake_server(tmp_path) as server:
+        found = findings(stage, server.url)
+    assert [reason.partition(":")[0] for reason in reasons(found)] == ["reasoning"]
+    allowed = Stage(
+        tmp_path, ["Why?"], model={"reasoning": {"name": "tags"}}, dataset={"reasoning_required": False}
+    )
+    with fake_server(tmp_path) as server:
+        assert reasons(findings(allowed, server.url)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"quantisation": "Q8_0"}}, "model.quantisation"),
+        ({"model": {"context": 100_000}}, "model.context"),
+        ({"server": {"start_timeout": 0.5}}, "server.url"),
+    ],
+)
+def test_a_server_that_is_not_the_right_one_is_a_no_go(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    stage = Stage(tmp_path, ["Why?"], **change)
+    with fake_server(tmp_path) as server:
+        url = CLOSED if "server" in change else server.url
+        found = findings(stage, url)
+    assert any(said in reason for reason in reasons(found)), found
+
+
+def test_an_answer_that_does_not_come_is_told_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "PATIENCE", 0.5)
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path, "--delay", "30") as server:
+        found = by_name(findings(stage, server.url))
+    assert found["alpha"].state == "warning" and "still runs" in found["alpha"].text
+
+
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path, ["Why?"] * 3, dataset={"budget_tokens": 10_000_000})
+    _, _, stages = stage.settings(CLOSED)
+    # Three prompts of at most 400 tokens bind before the budget does.
+    usage = shutil.disk_usage(tmp_path)._replace(free=3 * 400 * doctor.BYTES_PER_TOKEN + 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    assert {one.state for one in room_on_disk(stages.config, tmp_path)} == {"ok"}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=usage.free - 1))
+    assert {one.state for one in room_on_disk(stages.config, tmp_path)} == {"no-go"}
+    unknown = list(room_on_disk(Stage(tmp_path, ["Why?"]).settings(CLOSED)[2].config, tmp_path / "nowhere"))
+    assert unknown[0].state == "warning" and "alpha" in unknown[0].text
+
+
+def test_open_files(tmp_path: Path) -> None:
+    fits = Stage(tmp_path, ["Why?"]).settings(CLOSED)[1]
+    too_many = Stage(tmp_path, ["Why?"], server={"concurrency": 10**9}).settings(CLOSED)[1]
+    lane = {"lanes": {"long": {"concurrency": 10**9}}}
+    hidden = Stage(tmp_path, ["Why?"], server=lane).settings(CLOSED)[1]
+    assert [one.state for access in (fits, too_many, hidden) for one in open_files(access)] == [
+        "ok",
+        "no-go",
+        "no-go",
+    ]
+
+
+def test_generate_heeds_a_no_go_until_it_is_mended_or_told_to_go_on(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        _, access, _ = stage.settings(server.url)
+        keep(access, ["server: it smokes"])
+        with pytest.raises(EyasError, match=r"NO-GO \(server: it smokes\).*server\.ignore_doctor"):
+            stage.run(server.url)
+        assert not server.lines()
+        # Patience and concurrency are not what was looked at; another model is.
+        heed(Stage(tmp_path, ["Why?"], model={"context": 1024}).settings(server.url)[1])
+        with pytest.raises(EyasError):
+            heed(Stage(tmp_path, ["Why?"], server={"concurrency": 3, "retries": 1}).settings(server.url)[1])
+        Stage(tmp_path, ["Why?"], server={"ignore_doctor": True}).run(server.url)
+        keep(access, [])
+        heed(access)
+
+
+def test_capacity_is_told_per_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(
+        tmp_path, ["Why?"], server={"lanes": {"long": {"concurrency": 300}}}, dataset={"lane": "long"}
+    )
+    monkeypatch.setattr(Engine, "capacity", lambda self, manifest: Pool(tokens=2000))
+    with fake_server(tmp_path) as server:
+        found = by_name(findings(stage, server.url))
+    assert "300 in flight" in found["capacity of lane long"].text
+    assert "2,000 tokens" in found["capacity of lane long"].text
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        config = {
+            "model": {
+                "id": "fake",
+                "quantisation": "Q4_1",
+                "context": 2048,
+                "reasoning": {"name": "tags", "opened_by_prompt": True, "prefill": "<think>\n"},
+            },
+            "server": {"engine": {"name": "fake", "model_file": "tiny.gguf"}, "url": server.url},
+            "datasets": {"alpha": {"source": {"name": "magicoder"}, "files": ["data.jsonl"], "rows": 5}},
+            "defaults": {"sampling": {"max_new_tokens": 400}},
+            "plugins": [str(ENGINE)],
+        }
+        Path("run.yaml").write_text(yaml.safe_dump(config))
+        assert stage.paths.prompts.exists()
+        assert main(["doctor", "--configfile", "run.yaml"]) == 0
+        assert capsys.readouterr().out.endswith("GO\n")
+        config["model"]["quantisation"] = "Q8_0"
+        Path("run.yaml").write_text(yaml.safe_dump(config))
+        assert main(["doctor", "--configfile", "run.yaml"]) == 1
+        told = capsys.readouterr()
+        assert "NO-GO  server: model.quantisation" in told.out and "NO-GO: 1 reason" in told.err
+    assert main(["doctor", "--configfile", "nosuch.yaml"]) == 1
+    assert "nosuch.yaml cannot be read" in capsys.readouterr().err
