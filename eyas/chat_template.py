@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -17,6 +17,17 @@ from eyas.errors import EyasError
 
 # Texts that Hugging Face gives every template by name, besides the conversation.
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+# What a template may raise on a conversation that it was not written for.
+FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -46,7 +57,14 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _today(_format: str) -> str:
+def date_text(options: Mapping[str, Any]) -> Callable[[str], str]:
+    """The function `strftime_now` of a template: the text that `options` give under that name, whatever the day."""
+    if "strftime_now" in options:
+        return lambda _format: str(options["strftime_now"])
+    return _refuse_date
+
+
+def _refuse_date(_format: str) -> str:
     raise EyasError(
         "model.template_options.strftime_now: the model's chat template writes the date of the day, so the same prompt would "
         'have other ids tomorrow; give the text to write instead, such as "2025-06-01"'
@@ -57,7 +75,7 @@ _ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
 )
 _ENVIRONMENT.filters["tojson"] = _to_json
-_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _today}
+_ENVIRONMENT.globals["raise_exception"] = _raise_exception
 
 
 class ChatTemplate:
@@ -86,8 +104,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text, the opening of the answer included. `options` are the template's keyword arguments.
 
-        Raises EyasError if `options` lack a text that only the config can give, and whatever a template may raise on a
-        conversation that it was not written for: jinja2.TemplateError, ValueError, TypeError, LookupError, …
+        Raises EyasError if `options` lack a text that only the config can give, else one of FAILURES.
         """
         for name in self._unknown:
             if name not in options:
@@ -102,7 +119,6 @@ class ChatTemplate:
             "add_generation_prompt": True,
             **self._special,
             **options,
+            "strftime_now": date_text(options),
         }
-        if "strftime_now" in options:
-            given["strftime_now"] = lambda _format: options["strftime_now"]
         return self._template.render(given)

@@ -106,6 +106,11 @@ def _reference(kind: Literal["models", "datasets"], text: str, match: re.Match[s
     return Reference(kind, match["repo"], match["revision"], path)
 
 
+def tokenizer_folder(text: str) -> Path:
+    """Where the files of `model.tokenizer` lie."""
+    return model_reference(text).place if is_hub(text) else Path(text)
+
+
 def tokenizer_files(names: Iterable[str], *, code: bool) -> list[str]:
     """Those of `names`, relative to a model's folder, that make its tokenizer; with `code`, Python files too."""
     patterns = _TOKENIZER + _CODE * code

@@ -17,6 +17,24 @@ import numpy as np
 T = TypeVar("T")
 
 
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones stand for themselves, the others are moved up from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
+
+
+_BYTE_OF = _byte_characters()
+
+
+def byte_level(token: str) -> bytes:
+    """The bytes of a token of a byte-level vocabulary; one that is not spelt in its characters is itself."""
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
 class Pieces:
     """The bytes of every id of a vocabulary. `stop_ids` end an answer and are no text there."""
 
