@@ -7,13 +7,20 @@ A journal is a folder of segments, one per writer. An entry is a label and a zst
 
 so a segment can be indexed by hopping from label to label, and any zstd tool reads it as JSON lines. A killed process
 loses nothing that it had appended; a power cut loses at most a second or 64 entries. Readers merge the segments in
-order and the first entry of a hash wins. A torn tail is cut by the next writer; damage anywhere else is an error.
+order and the first entry of a hash wins.
+
+The first write after a sync begins with a mark, a label without a frame that says how far the segment was on disk; a
+segment that is closed or repaired ends with one. Damage before the last mark is an error. Behind it a power cut may leave
+any page as zeros, so each entry there is checked, and what is not whole is passed over and reported. The next writer
+makes that last: it cuts a damaged end, turns damage before whole entries into a gap (a skippable frame), and marks the
+end. A segment without marks, as older versions wrote them, is checked as a whole, once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -35,10 +42,12 @@ from eyas.errors import EyasError
 from eyas.records import Delivery, Reply
 
 LABEL = struct.Struct("<II1s16sI")  # skippable magic, its size, kind, hash, length of the frame
-LABEL_MAGIC = 0x184D2A50
+GAP = struct.Struct("<II")  # skippable magic, its size
+LABEL_MAGIC, GAP_MAGIC = 0x184D2A50, 0x184D2A51
 LABEL_SIZE = LABEL.size - 8
+LABEL_START = struct.pack("<II", LABEL_MAGIC, LABEL_SIZE)
 HASH_SIZE, PLACE_SIZE = 16, 8
-FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
+SCAN_BYTES = 1 << 18  # read at a time where labels are searched
 SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
 HEARTBEAT_STALE = 30.0  # seconds; only matters on file systems whose locks do not reach other hosts
 
@@ -85,64 +94,127 @@ class ServerSeen(Entry, frozen=True, tag="server"):
 AnyEntry = Answered | Unanswered | Rendered | ServerSeen
 E = TypeVar("E", bound=Entry)
 _KINDS: dict[type[Entry], bytes] = {Answered: b"a", Unanswered: b"u", Rendered: b"r", ServerSeen: b"s"}
+_MARK, _GAP = b"m", b""  # what is no entry
 
 
-def _hash_of(entry: AnyEntry) -> str:
+def _hash_of(entry: Entry) -> str:
     if isinstance(entry, Answered):
         return entry.reply.request
     if isinstance(entry, Unanswered):
         return entry.request
-    return entry.render if isinstance(entry, Rendered) else entry.id
+    if isinstance(entry, Rendered):
+        return entry.render
+    assert isinstance(entry, ServerSeen)
+    return entry.id
+
+
+def _mark(synced: int) -> bytes:
+    """Says that the bytes of its segment before `synced` were on disk when it was written."""
+    place = synced.to_bytes(8, "big")
+    check = hashlib.blake2b(place, digest_size=HASH_SIZE - len(place)).digest()
+    return LABEL.pack(LABEL_MAGIC, LABEL_SIZE, _MARK, place + check, 0)
+
+
+def _marked_by(label: bytes) -> int | None:
+    """What a mark says, or None if it is not whole."""
+    at = len(LABEL_START) + len(_MARK)
+    synced = int.from_bytes(label[at : at + 8], "big")
+    return synced if label == _mark(synced) else None
 
 
 class Segment:
-    """One append-only file: where its entries are, and where its whole entries end."""
+    """One append-only file, in the size that it has now."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = path.stat().st_size
+        self.synced = 0  # where what the last mark vouches for ends
+        self.damage: list[tuple[int, int]] = []  # where what is not whole begins and ends
+        self._decompressor = zstandard.ZstdDecompressor()
 
-    def labels(self, file: Any) -> Iterator[tuple[bytes, bytes, int, int]]:
-        """(kind, hash, frame offset, frame length) of every whole entry; sets `self.end` to where they end."""
-        self.end = at = 0
-        file.seek(0)
-        while at + LABEL.size <= self.size:
-            magic, size, kind, digest, length = LABEL.unpack(file.read(LABEL.size))
-            if magic != LABEL_MAGIC or size != LABEL_SIZE:
-                break
-            if at + LABEL.size + length > self.size:
-                break
-            yield kind, digest, at + LABEL.size, length
-            at += LABEL.size + length
-            file.seek(at)
-            self.end = at
-        if self.end < self.size:
-            self._refuse_damage(file)
+    def entries(self, file: Any) -> Iterator[tuple[bytes, bytes, int, int]]:
+        """(kind, hash, frame offset, frame length) of every whole entry; sets `synced` and `damage`.
 
-    def _refuse_damage(self, file: Any) -> None:
-        """A torn tail has nothing whole behind it; anything else is damage, and cutting there would lose answers."""
-        file.seek(self.end)
-        rest = file.read()
-        needle = struct.pack("<II", LABEL_MAGIC, LABEL_SIZE)
-        at = rest.find(needle, 1)
-        while at >= 0:
-            if at + LABEL.size <= len(rest):
-                *_, length = LABEL.unpack_from(rest, at)
-                frame = rest[at + LABEL.size : at + LABEL.size + length]
-                if len(frame) == length and _whole(frame):
-                    raise EyasError(
-                        f"{self.path}: damaged at byte {self.end:,} with whole entries behind it; restore the file from a "
-                        f"backup, or move it away to have its responses asked again"
-                    )
-            at = rest.find(needle, at + 1)
+        Frames before the last mark are not looked at. Raises EyasError where no entry follows another there.
+        """
+        self.synced, self.damage = self._last_mark(file), []
+        at = 0
+        while at < self.size:
+            part = self._part(file, at)
+            if part is not None:
+                kind, _, offset, length = part
+                if kind not in (_MARK, _GAP):
+                    yield part
+                at = offset + length
+            elif at < self.synced:
+                raise EyasError(
+                    f"{self.path}: damaged at byte {at:,}, which had been synced to disk; restore the file from a backup, or "
+                    f"move it away to have its responses asked again"
+                )
+            else:
+                end = self._next_part(file, at + GAP.size)
+                log.warning(
+                    "%s: %d bytes from byte %d on are not whole (a writer was killed, or the power failed); what they held "
+                    "will be asked again",
+                    self.path,
+                    end - at,
+                    at,
+                )
+                self.damage.append((at, end))
+                at = end
 
+    def _part(self, file: Any, at: int) -> tuple[bytes, bytes, int, int] | None:
+        """The entry, mark or gap at byte `at`; None where none begins, or where it is not vouched for and not whole."""
+        file.seek(at)
+        label = file.read(LABEL.size)
+        if len(label) < LABEL.size:
+            return None
+        magic, size, kind, digest, length = LABEL.unpack(label)
+        part = kind, digest, at + LABEL.size, length
+        if magic == GAP_MAGIC:
+            part = _GAP, b"", at + GAP.size, size
+        elif not label.startswith(LABEL_START):
+            return None
+        kind, _, offset, length = part
+        if at < self.synced:
+            return part if offset + length <= self.synced else None
+        if offset + length > self.size:
+            return None
+        if kind == _MARK:
+            return part if _marked_by(label) is not None else None
+        if kind != _GAP:
+            try:
+                self._decompressor.decompress(file.read(length))
+            except zstandard.ZstdError:
+                return None
+        return part
 
-def _whole(frame: bytes) -> bool:
-    try:
-        zstandard.ZstdDecompressor().decompress(frame)
-    except zstandard.ZstdError:
-        return False
-    return True
+    def _next_part(self, file: Any, start: int) -> int:
+        """Where the first whole entry, mark or gap from byte `start` on begins; the end of the file without one."""
+        while start < self.size:
+            file.seek(start)
+            chunk: bytes = file.read(SCAN_BYTES)
+            at = -1
+            while (at := chunk.find(LABEL_START, at + 1)) >= 0:
+                if self._part(file, start + at) is not None:
+                    return start + at
+            start += max(len(chunk) - len(LABEL_START) + 1, 1)  # a label may lie across two chunks
+        return self.size
+
+    def _last_mark(self, file: Any) -> int:
+        """What the last whole mark says, searched from the end of the file."""
+        end = self.size
+        while end > 0:
+            start = max(end - SCAN_BYTES, 0)
+            file.seek(start)
+            chunk = file.read(end - start + LABEL.size)
+            at = len(chunk)
+            while (at := chunk.rfind(LABEL_START + _MARK, 0, at)) >= 0:
+                synced = _marked_by(chunk[at : at + LABEL.size])
+                if synced is not None:
+                    return synced
+            end = start
+        return 0
 
 
 class _Index:
@@ -186,7 +258,7 @@ class Journal:
         for number, segment in enumerate(self.segments):
             file = segment.path.open("rb")
             self._files.append(file)
-            for kind, digest, offset, _length in segment.labels(file):
+            for kind, digest, offset, _length in segment.entries(file):
                 if kind not in self._index:
                     raise EyasError(
                         f"{segment.path}: entry of unknown kind {kind!r}; it was written by a newer Eyas"
@@ -231,23 +303,24 @@ class Journal:
         place = self._index[kind].find(bytes.fromhex(digest))
         if place is None:
             return None
-        entry = self._read(*place)
-        assert isinstance(entry, entry_type)
+        segment, offset = place
+        try:
+            entry = self._read(self._files[segment].fileno(), offset)
+        except (zstandard.ZstdError, msgspec.MsgspecError, struct.error, OSError) as error:
+            raise self._damaged(segment, offset, str(error)) from None
+        if not isinstance(entry, entry_type) or _hash_of(entry) != digest:
+            raise self._damaged(segment, offset, "its label is another one's")
         return entry
 
-    def _read(self, segment: int, offset: int) -> Any:
-        file, path = self._files[segment], self.segments[segment].path
-        label = os.pread(file.fileno(), LABEL.size, offset - LABEL.size)
-        *_, length = LABEL.unpack(label)
-        try:
-            return self._decoder.decode(
-                self._decompressor.decompress(os.pread(file.fileno(), length, offset))
-            )
-        except (zstandard.ZstdError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EyasError(
-                f"{path}: the entry at byte {offset:,} is damaged ({error}); restore the file from a backup, or move it "
-                f"away to have its responses asked again"
-            ) from None
+    def _damaged(self, segment: int, offset: int, cause: str) -> EyasError:
+        return EyasError(
+            f"{self.segments[segment].path}: the entry at byte {offset:,} is damaged ({cause}); restore the file from a "
+            f"backup, or move it away to have its responses asked again"
+        )
+
+    def _read(self, fd: int, offset: int) -> Any:
+        *_, length = LABEL.unpack(os.pread(fd, LABEL.size, offset - LABEL.size))
+        return self._decoder.decode(self._decompressor.decompress(os.pread(fd, length, offset)))
 
 
 def _segment_paths(folder: Path) -> list[Path]:
@@ -262,11 +335,10 @@ class JournalWriter:
         self._encoder = msgspec.json.Encoder()
         self._compressor = zstandard.ZstdCompressor(level=3, write_checksum=True, write_content_size=True)
         self._fd: int | None = None
-        self._end = self._unsynced = 0
+        self._end = self._synced = self._marked = 0  # bytes written, on disk, and told so by a mark
+        self._unsynced = 0  # entries
         self._trouble: OSError | None = None
         self._wake, self._closing = threading.Event(), False
-        # Answers come from the event loop, renderings from a thread; neither file nor compressor bears both at once.
-        self._appending = threading.Lock()
 
     def __enter__(self) -> JournalWriter:
         with self._writing("the journal's folder"):
@@ -290,6 +362,10 @@ class JournalWriter:
             if self._fd is not None:
                 with self._writing("the last entries"):
                     os.fsync(self._fd)
+                    # Without this mark the last entries are checked once more, and that is all.
+                    with contextlib.suppress(OSError):
+                        if self._trouble is None:
+                            self._write(_mark(self._end))
                     os.close(self._fd)
                 if (
                     self._trouble is not None
@@ -300,29 +376,34 @@ class JournalWriter:
             self._lock.close()
 
     def append(self, entry: AnyEntry) -> None:
-        """Appends one entry whole; after an error the file ends where it ended before."""
+        """Appends one entry whole; after an error the file ends where it ended before. Always called from one thread."""
         if self._trouble is not None:
             raise self._error("entries could not be synced", self._trouble)
-        with self._appending, self._writing("an entry"):
-            frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
-            label = LABEL.pack(
-                LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
-            )
-            data = label + frame
+        frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
+        label = LABEL.pack(
+            LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
+        )
+        synced = self._synced
+        mark = _mark(synced) if synced > self._marked else b""
+        with self._writing("an entry"):
             if self._fd is None:
                 self._open_segment()
-            assert self._fd is not None
-            written = 0
-            try:
-                while written < len(data):
-                    written += os.write(self._fd, data[written:])
-            except OSError:
-                os.ftruncate(self._fd, self._end)
-                raise
-            self._end += len(data)
-            self._unsynced += 1
+            self._write(mark + label + frame)
+        self._marked = synced
+        self._unsynced += 1
         if self._unsynced >= SYNC_ENTRIES:
             self._wake.set()
+
+    def _write(self, data: bytes) -> None:
+        assert self._fd is not None
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            os.ftruncate(self._fd, self._end)
+            raise
+        self._end += len(data)
 
     def _open_segment(self) -> None:
         paths = _segment_paths(self.folder)
@@ -352,12 +433,14 @@ class JournalWriter:
             self._wake.clear()
             with contextlib.suppress(OSError):  # a missed heartbeat must not end the syncing
                 os.utime(self._lock.fileno())
-            if self._unsynced and self._fd is not None:
-                self._unsynced = 0
+            if self._unsynced and self._fd is not None and self._trouble is None:
+                self._unsynced, end = 0, self._end
                 try:
                     os.fsync(self._fd)
                 except OSError as error:
                     self._trouble = error
+                else:
+                    self._synced = end
 
     def _take_lock(self) -> None:
         self._lock.seek(0)
@@ -383,18 +466,20 @@ class JournalWriter:
         self._lock.flush()
 
     def _repair(self) -> None:
-        """Cuts torn tails; safe because all other writers are dead while the lock is held."""
+        """Cuts or covers what is not whole, and marks the end; safe because other writers are dead while the lock is held."""
         for path in _segment_paths(self.folder):
             segment = Segment(path)
-            with path.open("r+b") as file:
-                last: tuple[int, int] | None = None
-                for _kind, _digest, offset, length in segment.labels(file):
-                    last = offset, length
-                end = segment.end
-                if last is not None:
-                    file.seek(last[0])
-                    if not _whole(file.read(last[1])):
-                        end = last[0] - LABEL.size
-                if end < segment.size:
-                    log.warning("%s: cut %d bytes of an unfinished entry", path, segment.size - end)
-                    file.truncate(end)
+            with self._writing(f"the repaired {path.name}"), path.open("r+b") as file:
+                for _entry in segment.entries(file):
+                    pass
+                for start, end in segment.damage:
+                    if end == segment.size:
+                        file.truncate(start)
+                    else:
+                        file.seek(start)
+                        file.write(GAP.pack(GAP_MAGIC, end - start - GAP.size))
+                end = file.seek(0, os.SEEK_END)
+                if end != segment.synced + LABEL.size:  # it does not end with its mark
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.write(_mark(end))
