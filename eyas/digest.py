@@ -20,7 +20,15 @@ PACKAGE = Path(__file__).parent
 # Modules that carry data or messages but decide nothing in a result, and with them what only they import. A test
 # proves that what a stage really imports is its digest plus this list.
 TRANSPORT = frozenset(
-    {"eyas", "eyas.errors", "eyas.progress", "eyas.fleet", "eyas.server.lease", "eyas.server.verdict"}
+    {
+        "eyas",
+        "eyas.errors",
+        "eyas.progress",
+        "eyas.capacity",
+        "eyas.fleet",
+        "eyas.server.lease",
+        "eyas.server.verdict",
+    }
 )
 
 
