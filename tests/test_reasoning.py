@@ -69,7 +69,8 @@ STATES: list[tuple[list[str], bool, str, int]] = [
     (["<think>", "a", "<think>", "b"], True, "truncated_in_reasoning", 4),
     (["<think>", "a", "<tool_call>", "b"], False, "closed_by_tool", 2),
     (["<think>", "a", "<tool_call>", "b"], True, "closed_by_tool", 2),
-    (["<think>", "a", "<tool_call>", "b", "</think>"], False, "closed_by_tool", 2),
+    (["<think>", "a", "<tool_call>", "b", "</think>", "c"], False, "closed", 5),
+    (["<think>", "a", "<tool_call>", "b", "</think>", "<tool_call>", "c"], False, "closed", 5),
     (["<think>", "a", "<tool_call>", "b", "<think>"], False, "reopened", 2),
     (["<think>", "a", "</think>", "<tool_call>", "b"], False, "closed", 3),
     (["<think>", "\n", "<tool_call>", "b"], False, "empty", 2),
@@ -278,6 +279,7 @@ def harmony(text: str) -> list[str]:
         (f"{ANALYSIS}why{FINAL}so<|end|><|start|>assistant{ANALYSIS}b", False, "reopened", 10),
         (f"{ANALYSIS}why{FINAL}so{FINAL}b", False, "double_close", 10),
         (f"{ANALYSIS} {FINAL}so", False, "empty", 10),
+        (f"{ANALYSIS}why<|end|><|start|>assistant<|channel|>commentary<|message|>I look{FINAL}so", False, "closed_by_tool", 5),
         ("<|channel|>final<|message|>so", False, "none", 0),
     ],
 )  # fmt: skip
@@ -487,6 +489,8 @@ def reference(
     ]
 
     begin = 0
+    if plan.drafts and any(kind == "close" for *_, kind in events):
+        events = [event for event in events if event[2] != "tool"]
     if not opened:
         if not events or events[0][2] != "open" or data[: events[0][0]].strip():
             return "none", 0
@@ -561,6 +565,7 @@ class Sequences(Delimited):
     name = "sequences"
     open, close, implicit_closers = "<m>o<o>", "</o><s>a<m>a<o>", ("<s>a<m>t", "<s>a<t>")
     tokens = ("<o>", "</o>", "<m>", "<s>", "<t>")
+    drafts = False
     continues = "</o><s>a"
     prompt_ends = ("<s>",)
 

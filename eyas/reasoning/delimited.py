@@ -31,8 +31,8 @@ class Delimited(Reasoning):
 
     The output starts inside reasoning if the prompt opened it, else with `open` before anything but white space; an
     `open` further on is the answer talking about one. Reasoning ends with the first `close`, its last token
-    included, or before the first token of an implicit closer, whichever comes first. If the prompt has ended reasoning,
-    all is answer. The first state that fits:
+    included. An implicit closer ends it before its own first token, if no `close` follows: then it was a draft of a call,
+    as SGLang and vLLM have it. If the prompt has ended reasoning, all is answer. The first state that fits:
 
     none: never opened; everything is answer.
     truncated_in_reasoning: never ended, and the output is cut at the limit; everything is reasoning.
@@ -41,7 +41,7 @@ class Delimited(Reasoning):
     reopened: an `open` after reasoning ended.
     double_close: a `close` after the first `close`.
     empty: reasoning ended with nothing but white space inside.
-    closed_by_tool: an implicit closer ended it; a `close` after that is part of the call's arguments.
+    closed_by_tool: an implicit closer ended it.
     closed: a `close` ended it.
 
     Data of a format:
@@ -49,6 +49,7 @@ class Delimited(Reasoning):
     open, close: the delimiters.
     tokens: which parts of the delimiters, and of what is forbidden, the tokenizer has as tokens of its own.
     implicit_closers: what ends reasoning without `close`, such as the begin of a tool call; part of the answer.
+    drafts: whether calls may be drafted inside reasoning; if not, an implicit closer ends it even if a `close` follows.
     continues: what may stand before an `open` inside reasoning, where a format opens each message of it anew.
     prompt_ends: how prompts end, white space aside; with `open` where the chat template opens reasoning.
     stops: the tokens that end a turn. All must be known as end tokens, or every answer runs to the limit.
@@ -63,6 +64,7 @@ class Delimited(Reasoning):
     close: str
     tokens: tuple[str, ...]
     implicit_closers: tuple[str, ...] = ()
+    drafts: bool = True
     continues: str = ""
     prompt_ends: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
@@ -80,12 +82,9 @@ class Delimited(Reasoning):
         self._model_opens = not all(end.endswith(self.open) for end in self.prompt_ends)
 
     def _mark(self, text: str) -> Mark:
-        own = [*self.tokens, *(whole for whole in self.forbidden if not self._has_tokens(whole))]
+        own = [*self.tokens, *self.forbidden]
         found = re.finditer("|".join(map(re.escape, own)), text) if own else ()
         return Mark(text, tuple((match[0], match.end()) for match in found))
-
-    def _has_tokens(self, text: str) -> bool:
-        return any(token in text for token in self.tokens)
 
     # --- splitting ------------------------------------------------------------------------------------------------
 
@@ -129,8 +128,10 @@ class Delimited(Reasoning):
             start = at + len(self.open)
 
         close = self._find(self._close, response, start)
-        tools = [self._find(closer, response, start) for closer in self._closers]
-        tool = min((at for at in tools if at >= 0), default=-1)
+        tool = -1
+        if close < 0 or not self.drafts:
+            tools = [self._find(closer, response, start) for closer in self._closers]
+            tool = min((at for at in tools if at >= 0), default=-1)
         if close < 0 and tool < 0:
             return ("truncated_in_reasoning" if response.finish.type == "length" else "unclosed"), everything
 
@@ -147,8 +148,6 @@ class Delimited(Reasoning):
             opens = self._find(self._open, response, opens + 1)
         if 0 <= opens < end:
             return "stray_open", tokens
-        if 0 <= opens < after:
-            opens = self._find(self._open, response, after)
         if opens >= 0:
             return "reopened", tokens
         if not by_tool and self._find(self._close, response, after) >= 0:
@@ -165,7 +164,7 @@ class Delimited(Reasoning):
         """Where `mark` stands in the text from `start` on, or -1."""
         for token, _ in mark.tokens:
             if token not in response.added_tokens:
-                return -1
+                return -1  # without a search: most answers hold few of a format's marks
         text: str = response.text
         at = text.find(mark.text, start)
         while at >= 0 and not self._is_own(mark, response, at):

@@ -167,6 +167,7 @@ class GptOss(Delimited):
         "<|start|>assistant<|channel|>analysis to=",
         "<|start|>assistant to=",
     )
+    drafts = False  # each of these is a message of its own
     continues = "<|end|><|start|>assistant"
     prompt_ends = ("<|start|>assistant",)
     stops = ("<|return|>", "<|call|>")
