@@ -160,14 +160,14 @@ class Completion:
 class Tokenizer(Protocol):
     """Text ↔ ids, exactly as the served model has it.
 
-    added_tokens: id by text of each token that is more than ordinary text: control tokens, reasoning and tool-call
-    markers. `decode` shows them as that text.
-    control_ids: those of them that no answer holds inside.
+    special_tokens: text by name (bos_token, …) as chat templates want them. added_tokens: id by text of each token that is
+    more than ordinary text: control tokens, reasoning and tool-call markers. `decode` shows them as that text.
     """
 
     template: str
     stop_ids: list[int]
     control_ids: list[int]
+    special_tokens: dict[str, str]
     added_tokens: dict[str, int]
     vocabulary_size: int
 
@@ -179,6 +179,14 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Text without end tokens, and for each id how many characters of it are complete after that id."""
+
+    def apply_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> str:
+        """The prompt's text, as ChatTemplate.apply gives it, with its errors."""
 
 
 @dataclass(frozen=True)

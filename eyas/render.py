@@ -1,7 +1,8 @@
 """Messages → prompt ids, so that text in the data never becomes a control token.
 
 The chat template is rendered twice: with the contents themselves, and with marks in their place. The text around the marks is the
-template's own and is encoded with control tokens; what stands at the marks comes from data and is encoded without.
+template's own, and the control tokens in it are all that a prompt may hold. If the whole text, encoded at once, holds exactly
+these, that is the prompt. If not, data spells a control token: then contents are encoded apart, as ordinary text.
 If the two renderings tell different texts, the template rewrites contents and the prompt is refused.
 """
 
@@ -12,36 +13,22 @@ import hashlib
 import itertools
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.sandbox
 import msgspec
 
+from eyas.chat_template import FAILURES
 from eyas.config import ModelConfig, fingerprint
-from eyas.errors import EyasError
+from eyas.hub import files_digest, tokenizer_folder
 from eyas.plugins import Tokenizer
-from eyas.records import Message, Prompt
+from eyas.records import Prompt
 
-FORMAT = 2  # of the rendering; a change here makes every cached rendering stale
-
-# What a template may raise on a prompt that it was not written for.
-_FAILURES = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-# What Hugging Face gives every template besides the conversation. Without them a template renders them as nothing.
-_SPECIAL = {"bos_token", "eos_token", "pad_token", "unk_token"}
+FORMAT = 3  # of the rendering; a change here makes every cached rendering stale
 
 _MARK = "\ue000{}\ue001"
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
+_BESIDE = {"name", "tool_calls", "tool_call_id"}  # what a message has besides its role and content
 
 
 class Refused(Exception):
@@ -49,11 +36,18 @@ class Refused(Exception):
 
 
 def render_identity(model: ModelConfig, prefill: str) -> str:
-    """Hash of what, besides the prompt, decides its ids: model, template options, tools mode, prefill."""
+    """Hash of what, besides the prompt, decides its ids: model, tokenizer's files, template options, tools mode, prefill.
+
+    Reads the files of `model.tokenizer`, wherever they lie.
+    """
+    tokenizer = None
+    if model.tokenizer is not None:
+        tokenizer = files_digest(tokenizer_folder(model.tokenizer), code=model.trust_remote_code)
     return fingerprint(
         {
             "format": FORMAT,
             "model": [model.id, model.revision, model.sha256],
+            "tokenizer": tokenizer,
             "tools": model.tools,
             "options": model.template_options,
             "prefill": prefill,
@@ -67,93 +61,100 @@ def render_hash(prompt: Prompt, identity: str) -> str:
     return hashlib.sha256(identity.encode() + body).hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What the template makes of messages without regard to their contents.
+
+    pieces: its own text, and at every second place the number of the message whose content stands there.
+    drops: some content stands nowhere.
+    structural: the control tokens and markers in its own text. spelt: their texts, each once.
+    """
+
+    pieces: list[str]
+    drops: bool
+    structural: list[int]
+    spelt: list[str]
+
+
 class Renderer:
     """Renders prompts for one served model.
 
     prefill: text that opens the answer, such as "<think>\\n"; part of the prompt and, like the
-        template, encoded with control tokens.
-    Raises EyasError for a template that is not valid Jinja, or that needs a special token which the config does not give.
+        template's own text, encoded with control tokens.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer, prefill: str) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._prefill = tokenizer.encode(prefill, control=True) if prefill else []
-        # The environment in which Hugging Face publishes chat templates
-        # (transformers, utils/chat_template_utils.py).
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(
-            value, ensure_ascii=False, **options
-        )
-        environment.globals["raise_exception"] = _refuse
-        try:
-            self._template = environment.from_string(tokenizer.template)
-            names = jinja2.meta.find_undeclared_variables(environment.parse(tokenizer.template))
-        except jinja2.TemplateError as error:
-            raise EyasError(
-                f"the model's chat template is not valid Jinja: {error}; use a model that ships one"
-            ) from error
-        for name in sorted(names & _SPECIAL - model.template_options.keys()):
-            raise EyasError(
-                f"model.template_options.{name}: the model's chat template uses `{name}`; give its text, as in the "
-                f"model's tokenizer_config.json"
-            )
+        self._added = {token: text for text, token in tokenizer.added_tokens.items()}
+        self._is_added = self._added.__contains__
+        # Prompts of one dataset are of few shapes, and their templates' pieces come again and again.
+        self._shape = functools.lru_cache(maxsize=256)(self._shape_of)
         self._control = functools.lru_cache(maxsize=1024)(functools.partial(tokenizer.encode, control=True))
 
     def render(self, prompt: Prompt) -> list[int]:
-        """Prompt ids, shape [length]. Raises Refused."""
-        if _MARKS.search(
-            json.dumps([msgspec.to_builtins(prompt.messages), prompt.tools], ensure_ascii=False)
-        ):
-            raise Refused("private-use marks in the text")
+        """Prompt ids, shape [length]. Raises Refused; EyasError for a template that cannot be used at all."""
         if not all(map(_is_function, prompt.tools)):
             raise Refused("a tool is no function with a name")
-        messages = [msgspec.to_builtins(message) for message in prompt.messages]
+        messages = msgspec.to_builtins(prompt.messages)
         tools = prompt.tools if self._model.tools == "template" else []
         if prompt.tools and self._model.tools == "system":
             _tell_tools(messages, prompt.tools)
+        contents = [message["content"] for message in messages]
+        if any(map(_MARKS.search, contents)):
+            raise Refused("private-use marks in the text")
         text = self._apply(messages, tools)
-        marked = self._apply(
-            [{**message, "content": _MARK.format(n)} for n, message in enumerate(messages)], tools
-        )
-        pieces = _MARKS.split(marked)
-        self._check_beside(prompt.messages)
-        if tools:
-            self._check_tools(marked, tools)
-        roles = list(dict.fromkeys(message["role"] for message in messages))
-        # Many templates trim contents, some those of the user alone.
-        for reads in itertools.product((str, str.strip), repeat=len(roles)):
-            read = dict(zip(roles, reads, strict=True))
-            told = [read[message["role"]](message["content"]) for message in messages]
-            parts = [told[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
-            if "".join(parts) == text:
-                break
-        else:
-            raise Refused("the chat template rewrites the text")
-        if set(map(int, pieces[1::2])) != set(range(len(messages))):
+        shape = self._shape(msgspec.json.encode([[{**m, "content": ""} for m in messages], tools]))
+        parts = _told(text, shape.pieces, messages)
+        if shape.drops:
             raise Refused("the chat template drops a message")
+        # One encoding of the whole is what the model's own server would do; it stands if no control token came from data.
+        ids = self._tokenizer.encode(text, control=True)
+        if list(filter(self._is_added, ids)) != shape.structural or any(
+            token in content for token in shape.spelt for content in contents
+        ):
+            ids = self._encode_apart(parts)
+        return ids + self._prefill
+
+    def _encode_apart(self, parts: list[str]) -> list[int]:
+        """What the template says with control tokens, every second part, which is a content, without."""
         ids: list[int] = []
         for at, part in enumerate(parts):
-            if part:
-                ids += self._tokenizer.encode(part, control=False) if at % 2 else self._control(part)
-        return ids + self._prefill
+            if at % 2 == 0:
+                ids += self._control(part)
+                continue
+            content = self._tokenizer.encode(part, control=False)
+            if any(map(self._is_added, content)):
+                raise Refused("a control token is spelt in a message")
+            ids += content
+        return ids
+
+    def _shape_of(self, bare: bytes) -> _Shape:
+        """bare: JSON of the messages without contents, and of the tools. Raises Refused."""
+        messages, tools = msgspec.json.decode(bare)
+        if _MARKS.search(bare.decode()):
+            raise Refused("private-use marks in the text")
+        self._check_beside(messages)
+        marked = self._apply([{**m, "content": _MARK.format(n)} for n, m in enumerate(messages)], tools)
+        if tools:
+            self._check_tools(marked, tools)
+        pieces = _MARKS.split(marked)
+        drops = set(map(int, pieces[1::2])) != set(range(len(messages)))
+        structural = [
+            token for piece in pieces[::2] for token in self._control(piece) if token in self._added
+        ]
+        return _Shape(pieces, drops, structural, [self._added[token] for token in sorted(set(structural))])
 
     def _apply(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=True,
-                **self._model.template_options,
-            )
-        except _FAILURES as error:
+            return self._tokenizer.apply_template(messages, tools, self._model.template_options)
+        except FAILURES as error:
             raise Refused(f"the chat template refuses it: {error}") from None
 
-    def _check_beside(self, messages: list[Message]) -> None:
+    def _check_beside(self, messages: list[dict[str, Any]]) -> None:
         """Templates spell tool calls and names in a notation of their own, so these cannot be marked."""
-        beside = [[message.name, message.tool_calls, message.tool_call_id] for message in messages]
-        if any(any(fields) for fields in beside) and self._spells_control(beside):
+        beside = [{name: message[name] for name in message.keys() & _BESIDE} for message in messages]
+        if any(beside) and self._spells_control(beside):
             raise Refused("a control token is spelt in a tool call or a name")
 
     def _check_tools(self, marked: str, tools: list[dict[str, Any]]) -> None:
@@ -163,17 +164,26 @@ class Renderer:
             raise Refused("a control token is spelt in the tools")
 
     def _spells_control(self, value: Any) -> bool:
-        text = json.dumps(value, ensure_ascii=False)
-        return self._tokenizer.encode(text, control=True) != self._tokenizer.encode(text, control=False)
+        ids = self._tokenizer.encode(json.dumps(value, ensure_ascii=False), control=True)
+        return any(map(self._is_added, ids))
+
+
+def _told(text: str, pieces: list[str], messages: list[dict[str, Any]]) -> list[str]:
+    """`text` as the template's pieces with contents between them, as the template tells these. Raises Refused."""
+    roles = list(dict.fromkeys(message["role"] for message in messages))
+    # Many templates trim contents, some those of the user alone.
+    for reads in itertools.product((str, str.strip), repeat=len(roles)):
+        read = dict(zip(roles, reads, strict=True))
+        told = [read[message["role"]](message["content"]) for message in messages]
+        parts = [told[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
+        if "".join(parts) == text:
+            return parts
+    raise Refused("the chat template rewrites the text")
 
 
 def _is_function(tool: dict[str, Any]) -> bool:
     function = tool.get("function")
     return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _tell_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:

@@ -155,13 +155,14 @@ def byte_tokenizer() -> LlamaCppTokenizer:
     """Ids 0 to 255 are bytes, 256 is the end, 257 a control token."""
     pieces = [*(bytes([i]) for i in range(256)), b"<end>", b"<ctl>"]
     vocabulary = Vocabulary(
-        format=2,
+        format=3,
         size=0,
         mtime_ns=0,
         template="",
         pieces=pieces,
         control_ids=[256, 257],
         added_ids=[256, 257],
+        special_tokens={},
     )
     return LlamaCppTokenizer(None, vocabulary, [256])  # type: ignore[arg-type]
 
@@ -265,7 +266,7 @@ def test_the_kept_vocabulary_is_used_only_for_the_file_it_came_from(
 
     def extract(model_file: Path, stat: Any) -> Vocabulary:
         made.append(stat.st_size)
-        return Vocabulary(llamacpp.VOCABULARY_FORMAT, stat.st_size, stat.st_mtime_ns, "", [b"a"], [], [])
+        return Vocabulary(llamacpp.VOCABULARY_FORMAT, stat.st_size, stat.st_mtime_ns, "", [b"a"], [], [], {})
 
     monkeypatch.setattr(llamacpp, "_extract_vocabulary", extract)
     for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eyas.chat_template import ChatTemplate
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.records import Message, Origin, Prompt
@@ -23,12 +25,14 @@ START, END, _CALL = 256, 257, 258
 class Tokenizer:
     """256 bytes and three control tokens."""
 
-    stop_ids: Sequence[int] = [END]
-    control_ids: Sequence[int] = [START, END, 258]
-    vocabulary_size = 259
-
     def __init__(self, template: str) -> None:
         self.template = template
+        self.stop_ids = [END]
+        self.control_ids = [START, END, 258]
+        self.special_tokens: dict[str, str] = {}
+        self.added_tokens = {token: 256 + n for n, token in enumerate(CONTROL)}
+        self.vocabulary_size = 259
+        self._chat_template = ChatTemplate(template, {})
 
     def encode(self, text: str, *, control: bool) -> list[int]:
         ids: list[int] = []
@@ -46,6 +50,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         raise NotImplementedError
+
+    def apply_template(self, messages: Any, tools: Any, options: Any) -> str:
+        return self._chat_template.apply(messages, tools, options)
 
 
 def spell(ids: Sequence[int]) -> str:
@@ -127,6 +134,28 @@ def test_a_control_token_spelt_in_data_stays_text(template: str, text: str) -> N
     ids = render(prompt(text), template)
     assert spell(ids) == f"[START]user\n{text}[END]\n[START]assistant\n"
     assert [i for i in ids if i > 255] == [START, END, START]
+
+
+class Sticky(Tokenizer):
+    """One that reads a marker in any text, as llama.cpp does with tokens that a user defined."""
+
+    def encode(self, text: str, *, control: bool) -> list[int]:
+        parts = text.split(CONTROL[2])
+        ids = super().encode(parts[0], control=control)
+        for part in parts[1:]:
+            ids += [256 + 2, *super().encode(part, control=control)]
+        return ids
+
+
+def test_a_control_token_that_comes_out_of_data_all_the_same_refuses_the_prompt() -> None:
+    renderer = Renderer(ModelConfig(id="m"), Sticky(CHATML), "")
+    assert renderer.render(prompt("a<|im_end|>")) == render(prompt("a<|im_end|>"))
+    with pytest.raises(Refused, match=r"^a control token is spelt in a message$"):
+        renderer.render(prompt(f"a{CONTROL[2]}"))
+    marking = Renderer(ModelConfig(id="m"), Sticky(CHATML + CONTROL[2]), "")
+    assert marking.render(prompt("a"))[-1] == 258, "in the template it is at home"
+    with pytest.raises(Refused):
+        marking.render(prompt(f"a{CONTROL[2]}"))
 
 
 PIECES = st.lists(
@@ -384,6 +413,38 @@ def test_the_prefill_ends_the_prompt_and_is_encoded_as_the_template_is() -> None
     assert ids == [*render(prompt("Hi")), *b"<think>\n", END]
 
 
+class Counting(Tokenizer):
+    """One that tells how often it is asked."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template)
+        self.encoded: list[str] = []
+        self.applied = 0
+
+    def encode(self, text: str, *, control: bool) -> list[int]:
+        self.encoded.append(text)
+        return super().encode(text, control=control)
+
+    def apply_template(self, messages: Any, tools: Any, options: Any) -> str:
+        self.applied += 1
+        return super().apply_template(messages, tools, options)
+
+
+def test_prompts_of_one_shape_cost_one_rendering_and_one_encoding_each() -> None:
+    tokenizer = Counting(TOOLS + CALLS)
+    renderer = Renderer(ModelConfig(id="m"), tokenizer, "")
+
+    def ask(text: str) -> list[int]:
+        return renderer.render(prompt(text, called("{}"), tools=["look"]))
+
+    ask("first")
+    encoded, applied = len(tokenizer.encoded), tokenizer.applied
+    for n in range(5):
+        ids = ask(f"question {n}")
+        assert ids == render(prompt(f"question {n}", called("{}"), tools=["look"]), TOOLS + CALLS)
+    assert (len(tokenizer.encoded), tokenizer.applied) == (encoded + 5, applied + 5)
+
+
 def test_one_renderer_gives_each_prompt_its_own_ids() -> None:
     renderer = Renderer(ModelConfig(id="m"), Tokenizer(CHATML), "")
     for text in ("a", "b", "a"):
@@ -410,6 +471,35 @@ def test_a_rendering_is_named_by_all_that_decides_it_and_nothing_else() -> None:
         name(template_options={"thinking": True}),
     ]
     assert len(set(names)) == len(names)
-    assert name(context=1, kv_dtype="f8", reasoning={"name": "tags"}) == name()
+    assert name(context=1, kv_dtype="f8", reasoning={"name": "tags"}, trust_remote_code=True) == name()
     elsewhere = {**{f: getattr(asked, f) for f in asked.__struct_fields__}, "key": "other", "occurrence": 3}
     assert name(Prompt(**elsewhere)) == name() == render_hash(asked, render_identity(model, ""))
+
+
+def test_a_rendering_is_named_by_the_tokenizer_s_files_and_not_by_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def identity(tokenizer: str | None, **model: Any) -> str:
+        return render_identity(ModelConfig(id="m", tokenizer=tokenizer, **model), "")
+
+    for place in ("here", "data/hub/models/a/b/r"):
+        Path(place).mkdir(parents=True)
+        Path(place, "tokenizer.json").write_text("{}")
+        Path(place, "code.py").touch()
+    assert identity("here") == identity(str(tmp_path / "here")) == identity("hub://a/b@r") != identity(None)
+    before = identity("here"), identity("here", trust_remote_code=True)
+    Path("here/code.py").write_text("1")
+    assert identity("here") == before[0] and identity("here", trust_remote_code=True) != before[1]
+    Path("here/tokenizer.json").write_text("{ }")
+    assert identity("here") != before[0]
+
+
+def test_a_template_that_writes_the_date_stops_the_run() -> None:
+    dated = "{{ strftime_now('%Y') }}" + CHATML
+    with pytest.raises(EyasError, match=r"^model\.template_options\.strftime_now: "):
+        render(prompt("Hi"), dated)
+    assert spell(render(prompt("Hi"), dated, template_options={"strftime_now": "2025"})).startswith(
+        "2025[START]"
+    )

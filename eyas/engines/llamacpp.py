@@ -4,13 +4,12 @@ Ids are right only without streaming: a streamed event leaves out the ids of a t
 character, so an emoji arrives as its last id alone. The price is that an abandoned request keeps its slot until it
 is done.
 
-Every Snakefile and every job that needs a plugin loads this module, so the HTTP clients (0.2 s) are imported where
-they are used.
+Every Snakefile and every job that needs a plugin loads this module, so the HTTP clients (0.2 s), numpy and
+jinja2 are imported where they are used.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import hashlib
 import os
@@ -299,9 +298,15 @@ class _Api:
 
 # --- vocabulary --------------------------------------------------------------------------------------------------
 
-VOCABULARY_FORMAT = 2
+VOCABULARY_FORMAT = 3
 _CONTROL_TYPES = (2, 3)  # llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN and _CONTROL
 _ADDED_TYPES = (2, 3, 4)  # … and _USER_DEFINED
+_SPECIAL_KEYS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
 _SPELT_TYPES = (2, 3, 4, 5)  # … and _USER_DEFINED, _UNUSED: their text is itself, not byte-level characters
 
 
@@ -315,6 +320,7 @@ class Vocabulary(Struct, frozen=True):
     pieces: list[bytes]
     control_ids: list[int]
     added_ids: list[int]
+    special_tokens: dict[str, str]
 
 
 @lru_cache(maxsize=2)
@@ -337,6 +343,8 @@ def read_vocabulary(model_file: Path) -> Vocabulary:
 def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
     from gguf import GGUFReader
 
+    from eyas.pieces import byte_level
+
     try:
         fields = GGUFReader(model_file).fields
     except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
@@ -357,26 +365,15 @@ def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
         mtime_ns=stat.st_mtime_ns,
         template=template,
         pieces=[
-            token.encode() if type_ in _SPELT_TYPES else _piece_bytes(token)
+            token.encode() if type_ in _SPELT_TYPES else byte_level(token)
             for token, type_ in zip(tokens, types, strict=True)
         ],
         control_ids=[i for i, type_ in enumerate(types) if type_ in _CONTROL_TYPES],
-        added_ids=[i for i, type_ in enumerate(types) if type_ in _ADDED_TYPES],
+        added_ids=[i for i, type_ in enumerate(types) if type_ in _ADDED_TYPES and tokens[i].strip()],
+        special_tokens={
+            name: tokens[fields[key].contents()] for name, key in _SPECIAL_KEYS.items() if key in fields
+        },
     )
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, the others are moved up from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
-
-
-_BYTE_OF = _byte_characters()
-
-
-def _piece_bytes(token: str) -> bytes:
-    return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in token)
 
 
 AWKWARD_TEXT = "Ünïcödé 漢字 😀👩‍👩‍👧 \t\x00 <b>\r\n\n\n  x = 1;\u2028 the end "
@@ -386,27 +383,23 @@ class LlamaCppTokenizer:
     """The served model's tokenizer: encodes on the server, decodes from the vocabulary of the GGUF file."""
 
     def __init__(self, api: _Api, vocabulary: Vocabulary, stop_ids: list[int]) -> None:
+        from eyas.chat_template import ChatTemplate
+        from eyas.pieces import Pieces
+
         self._api = api
-        self._pieces = vocabulary.pieces
-        self._stops = frozenset(stop_ids)
+        self._pieces = Pieces(vocabulary.pieces, stop_ids)
         self.template = vocabulary.template
+        self._chat_template = ChatTemplate(vocabulary.template, vocabulary.special_tokens)
+        self.special_tokens = vocabulary.special_tokens
         self.stop_ids = stop_ids
         self.control_ids = sorted({*vocabulary.control_ids, *stop_ids})
         self.added_tokens = {
             vocabulary.pieces[i].decode(): i for i in sorted({*vocabulary.added_ids, *stop_ids})
         }
         self.vocabulary_size = len(vocabulary.pieces)
-        # Template pieces are few and come again with every prompt; contents do not.
-        self._template_ids = lru_cache(maxsize=4096)(self._tokenize_control)
 
     def encode(self, text: str, *, control: bool) -> list[int]:
         """Ids of `text`. Raises Reject for text with lone surrogates, Retry if the server stays away for 15 s."""
-        return list(self._template_ids(text)) if control else self._tokenize(text, control=False)
-
-    def _tokenize_control(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenize(text, control=True))
-
-    def _tokenize(self, text: str, *, control: bool) -> list[int]:
         if not text:
             return []
         fields = {"content": text, "add_special": False, "parse_special": control}
@@ -416,18 +409,19 @@ class LlamaCppTokenizer:
             raise Reject("text is not valid Unicode") from None
 
     def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        last = len(ids) - 1
-        text: list[str] = []
-        ends: list[int] = []
-        length = 0
-        for i, token in enumerate(ids):
-            piece = b"" if i == last and token in self._stops else self._pieces[token]
-            part = decoder.decode(piece, final=i == last)
-            text.append(part)
-            length += len(part)
-            ends.append(length)
-        return "".join(text), ends
+        """As in Pieces.decode."""
+        return self._pieces.decode(ids)
+
+    def apply_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> str:
+        """As in ChatTemplate.apply."""
+        if not self.template:
+            raise EyasError("server.engine.model_file: the file holds no chat template; use one that does")
+        return self._chat_template.apply(messages, tools, options)
 
     def self_test(self) -> None:
         """Raises EyasError unless server and vocabulary agree on known texts."""
@@ -436,9 +430,8 @@ class LlamaCppTokenizer:
             raise EyasError(
                 f"server.engine.model_file: its vocabulary turns {ids} into {self.decode(ids)[0]!r}, not {AWKWARD_TEXT!r}; use the file that the server serves"
             )
-        spelt = {i: self._pieces[i].decode(errors="replace") for i in self.control_ids}
-        for i, text in spelt.items():
-            if i not in self._stops and text not in self.template:
+        for text, i in self.added_tokens.items():
+            if i not in self.stop_ids and text not in self.template:
                 continue
             as_control, as_text = self.encode(text, control=True), self.encode(text, control=False)
             if as_control != [i] or len(as_text) < 2:
