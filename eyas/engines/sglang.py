@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from eyas.capacity import Pool
     from eyas.tokenizer import HubTokenizer
 
 LOAD_TIMEOUT = 10.0  # s
 SAFE_PROMPT = [0]  # in any vocabulary; an id outside it, or no id at all, ends a server on CPUs
 TEST_TOKENS = 32
-AWKWARD_TEXT = "Ünïcödé 漢字 😀👩‍👩‍👧 \t <b>\n\n\n  x = 1;  the end"
 
 
 class _Sampling(Struct):
@@ -229,6 +229,9 @@ class Sglang(Engine):
             # It fits what this server said it holds, so the server is not what it was: it must be looked at again.
             raise Retry(f"{refusal}, which has changed") from refusal
 
+    def capacity(self, manifest: Mapping[str, Any]) -> Pool:
+        return sglang_manifest.pool(manifest)
+
     async def load(self, session: aiohttp.ClientSession, url: str) -> Load | None:
         import aiohttp
 
@@ -282,6 +285,8 @@ def _generate_safely(client: Client, dialect: Dialect, tokens: int) -> Answer:
 
 def _self_test(client: Client, tokenizer: HubTokenizer, dialect: Dialect) -> None:
     """Raises EyasError unless server and tokenizer agree on a known text and on an answer."""
+    from eyas.tokenizer import AWKWARD_TEXT
+
     ids = tokenizer.encode(AWKWARD_TEXT, control=False)
     asked = {"prompt": AWKWARD_TEXT, "add_special_tokens": False}
     status, body = client.post("/tokenize", asked)

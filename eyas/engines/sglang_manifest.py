@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from eyas.capacity import Pool
 from eyas.config import ModelConfig
 from eyas.engines.http import Client
 from eyas.engines.sglang_options import _kv_dtype, _weight_dtype
@@ -91,7 +92,6 @@ def _first(client: Client, *paths: str) -> Info:
 
 def manifest(info: Info, accelerator: str | None) -> dict[str, Any]:
     """What is recorded of the server with every answer: no secrets, nothing that two equal launches differ in."""
-    state = _state(info)
     graphs = info.get("cuda_graph_config")
     draft = info.get("speculative_draft_model_path")
     return {
@@ -105,13 +105,23 @@ def manifest(info: Info, accelerator: str | None) -> dict[str, Any]:
         "kv_dtype": info.get("kv_cache_dtype"),
         "weight_version": info.get("weight_version"),
         **{name: info.get(name) for name in SETTINGS},
-        "max_running_requests": state.get("effective_max_running_requests_per_dp")
-        or info.get("max_running_requests"),
+        "max_running_requests": effective * (info.get("dp_size") or 1)
+        if (effective := _state(info).get("effective_max_running_requests_per_dp"))
+        else info.get("max_running_requests"),
         "cuda_graph_max_bs": info.get("cuda_graph_max_bs")
         or (graphs["decode"]["max_bs"] if isinstance(graphs, dict) else None),
         "speculative_draft_model": draft and model_name(draft),
         "accelerator": accelerator,
     }
+
+
+def pool(manifest: Mapping[str, Any]) -> Pool:
+    """What a server of this manifest holds, all data-parallel ranks together."""
+    return Pool(
+        tokens=manifest["max_total_num_tokens"] * (manifest["dp_size"] or 1),
+        max_running=manifest["max_running_requests"],
+        conservativeness=manifest["schedule_conservativeness"] or 1.0,
+    )
 
 
 def _state(info: Info) -> Mapping[str, Any]:
