@@ -434,17 +434,18 @@ def test_a_cut_file_is_named(run, name):
 @pytest.mark.workflow
 def test_an_equal_run_of_another_checkout_in_another_folder_has_the_same_manifest(tmp_path):
     """And what a person must not overlook, here a dataset that was refused as a whole, reaches the terminal."""
+    code = checkout(tmp_path / "code")
     first = Run(tmp_path / "one", {"alpha": 3, "beta": 2})
     first.config["datasets"]["beta"]["sampling"] = {"max_new_tokens": 2047}
     with fake_server(first) as url:
         first.config["server"]["url"] = url
         first.save()
-        shown = [first.snakemake().stderr]
+        shown = [first.snakemake(snakefile=code / "Snakefile").stderr]
     second = Run(tmp_path / "the other", {"alpha": 3, "beta": 2})
     second.config = first.config | {"plugins": ["tests/fake_engine.py"]}
     second.save()
     shutil.copytree(first.folder / "journal", second.folder / "journal")
-    code = checkout(tmp_path / "code of eyas")
+    code = shutil.copytree(code, tmp_path / "code of eyas")
     arguments = ["--directory", str(second.folder), "--configfile", str(second.folder / "config.yaml")]
     second.cwd = code
     shown.append(second.snakemake(*arguments, snakefile=code / "Snakefile").stderr)
