@@ -139,7 +139,7 @@ def answer(prompt: list[int], limit: int, never_close: bool = False, length: int
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a version speaks. prefix: of its captures. loads: its path for the load, None if it tells no requests there."""
+    """How a version speaks. prefix: of its captures. aborted_waiting, told_then: what it says of a request that never ran."""
 
     prefix: str
     server_info: str
@@ -153,6 +153,7 @@ class Dialect:
     eos_before_length: bool
     total_may_fill_context: bool
     aborted_waiting: str
+    told_then: tuple[str, ...]
 
 
 NEW = Dialect(
@@ -168,6 +169,7 @@ NEW = Dialect(
     eos_before_length=True,
     total_may_fill_context=True,
     aborted_waiting="Abort in waiting queue",
+    told_then=("weight_version", "weight_versions", "e2e_latency", "response_sent_to_client_ts"),
 )
 MIDDLE = Dialect(
     prefix="mid055",
@@ -182,6 +184,7 @@ MIDDLE = Dialect(
     eos_before_length=False,
     total_may_fill_context=False,
     aborted_waiting="Abort in waiting queue",
+    told_then=("response_sent_to_client_ts",),
 )
 OLD = Dialect(
     prefix="old0410",
@@ -196,6 +199,7 @@ OLD = Dialect(
     eos_before_length=False,
     total_may_fill_context=False,
     aborted_waiting="Abort before prefill",
+    told_then=("prompt_tokens",),
 )
 DIALECTS = {"0.5.23": NEW, "0.5.5": MIDDLE, "0.4.10": OLD}
 _SERVER_INFO = {
@@ -239,8 +243,7 @@ class Server:
         self.live: list[Running] = []
         self.faults_shown = self.retracted = 0
         prefix = self.dialect.prefix
-        reply = "mid055_eos_at_first_token" if prefix == "mid055" else f"{prefix}_generate_input_ids_length"
-        self.reply = captured(reply)
+        self.reply = captured(f"{prefix}_generate_input_ids_length")
         self.loads_body = captured(f"{prefix}_ep_{'v1_loads' if prefix == 'a' else 'get_load'}")
 
     def app(self) -> web.Application:
@@ -473,11 +476,13 @@ class Server:
                 {"version": self.options.weight_version, "start": 0, "end": len(tokens)}
             ]
         if not (started := finish.get("message") != self.dialect.aborted_waiting):
-            kept = ("id", "finish_reason", "completion_tokens", "weight_version", "e2e_latency")
+            kept = ("id", "finish_reason", "completion_tokens", *self.dialect.told_then)
             meta = {name: value for name, value in meta.items() if name in kept}
         if body.get("return_logprob") and started:
             meta["input_token_logprobs"] = [] if self.dialect is NEW else [[None, prompt[-1], None]]
             meta["output_token_logprobs"] = [[-0.5, token, None] for token in tokens]
+            if self.dialect is NEW:
+                meta["output_token_logprobs_length"] = len(tokens)
         shown = tokens[:-1] if tokens and tokens[-1] == END else tokens
         return {
             "text": decode(shown),
