@@ -244,6 +244,7 @@ class Asking:
             refusal = str(error)
         if ids is not None and not (ids and max(ids) < self.tokenizer.vocabulary_size):
             ids, refusal = None, "rendered to nothing or outside the vocabulary"
+        self.lease.recognise(self.lease.urls[0])  # that was not the tokenizer of another model
         return Rendered(render=render_hash(prompt, self.plan.identity), ids=ids, refusal=refusal)
 
     async def _answer(self, job: _Job) -> None:
@@ -260,6 +261,7 @@ class Asking:
             try:
                 with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
                     async with asyncio.timeout(deadline):
+                        await self.fleet.same_model(url)
                         completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))

@@ -50,6 +50,8 @@ class Fleet:
         }  # output tokens of each new reply
         # Servers that failed a request and have not generated since.
         self._doubts: dict[str, asyncio.Task[None]] = {}
+        # The look at each server with which its requests in flight began.
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._tells_load = type(engine).load is not Engine.load
         self.last_sign = time.monotonic()
@@ -84,6 +86,17 @@ class Fleet:
         finally:
             self.outstanding[url] -= 1
             self._tokens[url] -= tokens
+            if not self.outstanding[url]:
+                self._looks.pop(url, None)
+
+    async def same_model(self, url: str) -> None:
+        """Waits for a look at the model of `url`, taken when no other request of this job is in flight there.
+
+        A server that is replaced while some are breaks them off, and is then in doubt. Raises Retry if it is away.
+        """
+        if url not in self._looks:
+            self._looks[url] = asyncio.create_task(in_own_thread(lambda: self.lease.recognise(url)))
+        await asyncio.shield(self._looks[url])
 
     def came(self, url: str, output_tokens: int) -> None:
         """A reply came from `url`."""

@@ -246,6 +246,13 @@ class Engine(Plugin):
         Raises Retry while the server is away or loads, EyasError if it contradicts `model:`.
         """
 
+    def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
+        """The `model_fields` of the manifest as they are now, without a generation; None if only `inspect` tells them.
+
+        Asked often, also while the server's queue is full. Raises as `inspect` does.
+        """
+        return None
+
     @abc.abstractmethod
     def tokenizer(self, url: str, key: str | None) -> Tokenizer:
         """The tokenizer of the served model, self-tested."""

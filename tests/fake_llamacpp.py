@@ -39,8 +39,9 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def make_model(path: Path) -> Path:
-    """A GGUF file with a byte vocabulary, a chat template and no weights."""
+def make_model(path: Path, parts: int = 0) -> Path:
+    """A GGUF file with a byte vocabulary, a chat template and one weight. parts: files of the model; 0: not split."""
+    import numpy as np
     from gguf import GGUFWriter, TokenType
 
     writer = GGUFWriter(path, "llama")
@@ -49,8 +50,11 @@ def make_model(path: Path) -> Path:
     writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 256)
     writer.add_eos_token_id(END)
     writer.add_chat_template(TEMPLATE)
+    writer.add_uint16("split.count", parts)
+    writer.add_tensor("weight", np.zeros(1, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
     return path
 
@@ -129,7 +133,7 @@ class Server:
             "vocab_type": 2,
             "n_vocab": 259,
             "n_params": self.options.parameters,
-            "size": 1,
+            "size": 4 * self.options.parameters,
             "ftype": "Q4_1",
         }
         return _json(

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_model import KEY, MODEL, engine, model_file, running
 
+import eyas.server.lease
 from eyas.admission import Gate
 from eyas.config import AccessSettings, LaneConfig, ServerConfig
 from eyas.engines.llamacpp import LlamaCpp, ServerOptions
@@ -180,6 +181,24 @@ class Silent(Engine):
 
     async def generate(self, session: Any, url: str, request: Any) -> Any:
         raise NotImplementedError
+
+
+class Sized(Silent):
+    """Its servers differ in size, by address."""
+
+    model_fields = ("size",)
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__({}, MODEL)
+        self.sizes = {f"http://{name}": size for name, size in sizes.items()}
+        self.looks = 0
+
+    def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+        return {"engine": self.name, "size": self.sizes[url], "address": url}
+
+    def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
+        self.looks += 1
+        return {"size": size} if (size := self.sizes[url]) else None
 
 
 @contextlib.contextmanager
@@ -346,6 +365,42 @@ def test_a_missing_key_variable_is_named(tmp_path: Path) -> None:
         hold(settings, Silent({}, MODEL), LOG),
     ):
         pass
+
+
+def test_servers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
+    settings = access(tmp_path, "none", url=["http://a", "http://b"])
+    with (
+        pytest.raises(EyasError, match=r"server\.url: .*different models \(size 1 and 2\)"),
+        hold(settings, Sized(a=1, b=2), LOG),
+    ):
+        pass
+
+
+def test_a_server_that_comes_back_as_another_model_is_refused(tmp_path: Path) -> None:
+    servers = Sized(a=1, b=1)
+    with hold(access(tmp_path, "none", url=["http://a", "http://b"]), servers, LOG) as lease:
+        assert lease.healthy("http://b")
+        servers.sizes["http://b"] = 2
+        assert lease.healthy("http://a")
+        with pytest.raises(EyasError, match=r"http://b came back with another model \(size 2, it was 1\)"):
+            lease.healthy("http://b")
+
+
+def test_a_look_at_a_servers_model_is_good_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Sized(a=1, b=1)
+    with hold(access(tmp_path, "none", url=["http://a", "http://b"]), servers, LOG) as lease:
+        monkeypatch.setattr(eyas.server.lease, "LOOK_INTERVAL", 3600.0)
+        for url in ("http://a", "http://b", "http://a"):
+            lease.recognise(url)
+        assert servers.looks == 2
+        monkeypatch.setattr(eyas.server.lease, "LOOK_INTERVAL", 0.0)
+        servers.sizes["http://a"] = 2
+        with pytest.raises(EyasError, match=r"http://a came back with another model \(size 2, it was 1\)"):
+            lease.recognise("http://a")
+        servers.sizes["http://a"] = 0  # it does not tell
+        lease.recognise("http://a")
 
 
 def test_an_address_where_nothing_answers_is_an_error_in_the_end(tmp_path: Path) -> None:

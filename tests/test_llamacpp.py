@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import aiohttp
 import msgspec
 import pytest
 import requests
+from fake_llamacpp import make_model
 from hypothesis import given
 from hypothesis import strategies as st
 from real_model import KEY, MODEL, engine, launched, model_file, running
@@ -155,7 +157,7 @@ def byte_tokenizer() -> LlamaCppTokenizer:
     """Ids 0 to 255 are bytes, 256 is the end, 257 a control token."""
     pieces = [*(bytes([i]) for i in range(256)), b"<end>", b"<ctl>"]
     vocabulary = Vocabulary(
-        format=3,
+        format=llamacpp.VOCABULARY_FORMAT,
         size=0,
         mtime_ns=0,
         template="",
@@ -163,6 +165,7 @@ def byte_tokenizer() -> LlamaCppTokenizer:
         control_ids=[256, 257],
         added_ids=[256, 257],
         special_tokens={},
+        served={},
     )
     return LlamaCppTokenizer(None, vocabulary, [256])  # type: ignore[arg-type]
 
@@ -257,6 +260,32 @@ def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path) -> None:
         read_vocabulary(tmp_path / "m.gguf")
 
 
+def test_a_file_tells_what_a_server_of_it_says(tmp_path: Path) -> None:
+    assert read_vocabulary(make_model(tmp_path / "m.gguf")).served == {
+        "vocabulary_size": 259,
+        "parameters": 1,
+        "weight_bytes": 4,
+    }
+
+
+@pytest.mark.parametrize(("parts", "told"), [(0, 3), (1, 3), (2, 1)])
+def test_one_part_of_a_split_model_tells_nothing_of_its_weights(
+    tmp_path: Path, parts: int, told: int
+) -> None:
+    path = make_model(tmp_path / "m.gguf", parts=parts)
+    assert len(read_vocabulary(path).served) == told
+
+
+def test_the_real_file_tells_what_its_server_said() -> None:
+    _, body = capture(KEPT / "exchanges" / "models.txt")
+    meta = json.loads(body)["data"][0]["meta"]
+    assert read_vocabulary(model_file()).served == {
+        "vocabulary_size": meta["n_vocab"],
+        "parameters": meta["n_params"],
+        "weight_bytes": meta["size"],
+    }
+
+
 def test_the_kept_vocabulary_is_used_only_for_the_file_it_came_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +295,9 @@ def test_the_kept_vocabulary_is_used_only_for_the_file_it_came_from(
 
     def extract(model_file: Path, stat: Any) -> Vocabulary:
         made.append(stat.st_size)
-        return Vocabulary(llamacpp.VOCABULARY_FORMAT, stat.st_size, stat.st_mtime_ns, "", [b"a"], [], [], {})
+        return Vocabulary(
+            llamacpp.VOCABULARY_FORMAT, stat.st_size, stat.st_mtime_ns, "", [b"a"], [], [], {}, {}
+        )
 
     monkeypatch.setattr(llamacpp, "_extract_vocabulary", extract)
     for _ in range(2):
@@ -371,15 +402,18 @@ def server() -> Iterator[str]:
         yield url
 
 
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
 def ask(url: str, path: str, **fields: Any) -> requests.Response:
-    return requests.post(url + path, json=fields, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    return requests.post(url + path, json=fields, headers=HEADERS, timeout=60)
 
 
 def generate(url: str, prompt: list[int], context: int = MODEL.context, **sampling: Any) -> Completion:
     asking = engine(msgspec.structs.replace(MODEL, context=context))
 
     async def once() -> Completion:
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        async with aiohttp.ClientSession(headers=HEADERS) as session:
             return await asking.generate(session, url, GenerateRequest(prompt, SamplingConfig(**sampling), 5))
 
     return asyncio.run(once())
@@ -426,6 +460,58 @@ def test_a_vocabulary_of_another_model_is_noticed(server: str, monkeypatch: pyte
     monkeypatch.setattr(llamacpp, "read_vocabulary", lambda _: msgspec.structs.replace(own, pieces=pieces))
     with pytest.raises(EyasError, match="use the file that the server serves"):
         engine().tokenizer(server, KEY)
+
+
+@pytest.mark.engine
+def test_a_model_of_the_same_tokenizer_and_quantisation_is_noticed(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = read_vocabulary(model_file())
+    for fact, value in own.served.items():
+        other = msgspec.structs.replace(own, served=own.served | {fact: 7})
+        monkeypatch.setattr(llamacpp, "read_vocabulary", lambda _, other=other: other)
+        with pytest.raises(EyasError, match=rf"^server\.url: {server} .*\({fact} {value}, .*gguf has 7\)"):
+            engine().inspect(server, KEY)
+
+
+@pytest.mark.engine
+def test_a_look_at_the_model_takes_no_place_in_the_queue(server: str) -> None:
+    fields = {"prompt": [1], "n_predict": 60, "ignore_eos": True}
+    asking = [
+        threading.Thread(target=ask, args=(server, "/completion"), kwargs=fields, daemon=True)
+        for _ in range(4)
+    ]
+    for thread in asking:
+        thread.start()
+    slots = f"{server}/slots"
+    while not all(slot["is_processing"] for slot in requests.get(slots, headers=HEADERS, timeout=60).json()):
+        time.sleep(0.02)
+    assert engine().identify(server, KEY) == {
+        "quantisation": "Q4_1",
+        "parameters": 134_515_008,
+        "weight_bytes": 96_576_768,
+        "vocabulary_size": 49_152,
+    }
+    assert all(thread.is_alive() for thread in asking)
+    for thread in asking:
+        thread.join()
+
+
+@pytest.mark.engine
+def test_a_server_is_known_by_name_before_and_after(server: str, tmp_path: Path) -> None:
+    """One engine that first saw the model under another name, as after a restart with another file."""
+    asking = engine()
+    asking.inspect(server, KEY)
+    assert asking._names == {server: model_file().name}
+    asking._names[server] = "other.gguf"
+
+    async def once() -> Completion:
+        async with aiohttp.ClientSession(headers=HEADERS) as session:
+            return await asking.generate(session, server, GenerateRequest([1], SamplingConfig(), 5))
+
+    for look in (lambda: asking.inspect(server, KEY), lambda: asyncio.run(once())):
+        with pytest.raises(EyasError, match=rf"answers as {model_file().name}, it was other\.gguf"):
+            look()
 
 
 @pytest.mark.engine

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from fake_llamacpp import FAULTS
+from fake_llamacpp import FAULTS, make_model
 from stage import Served, Stage, fake_server
 
 import eyas.fleet
+import eyas.server.lease
+from eyas.engines.llamacpp import LlamaCpp
 from eyas.errors import EyasError
 from eyas.journal import Journal
+from eyas.plugins import Completion
 from eyas.progress import read_progress
+from eyas.units import Plan
 
 pytestmark = pytest.mark.fault
 CLOSED = "http://127.0.0.1:9"
@@ -191,17 +198,6 @@ def test_prompts_that_the_server_cannot_encode_fail_the_job_beyond_the_share(tmp
     assert len(server.lines()) == 40 and len(stage.responses()) == 40
 
 
-def test_servers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, texts(3))
-    with (
-        fake_server(tmp_path) as first,
-        fake_server(tmp_path, "--parameters", "2") as second,
-        pytest.raises(EyasError, match=r"server\.url: .*different models \(parameters 1 and 2\)"),
-    ):
-        stage.run([first.url, second.url])
-    assert not first.lines()
-
-
 def test_a_refused_key_stops_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EYAS_API_KEY", "right")
     monkeypatch.setenv("WRONG_KEY", "wrong")
@@ -214,38 +210,137 @@ def test_a_refused_key_stops_the_run_at_once(tmp_path: Path, monkeypatch: pytest
     assert not server.lines()
 
 
-def test_a_server_with_another_model_is_not_asked(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, texts(3))
-    with (
-        fake_server(tmp_path, "--quantisation", "Q8_0") as server,
-        pytest.raises(EyasError, match=r"model\.quantisation: the server holds Q8_0 weights, not Q4_1"),
-    ):
-        stage.run(server.url)
-    assert not server.lines()
+# --- another model at the address --------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("other", "line"),
-    [
-        (("--quantisation", "Q8_0"), "model.quantisation: the server holds Q8_0 weights, not Q4_1"),
-        (
-            ("--parameters", "2"),
-            "came back with another model (parameters 2, it was 1); serve the same model again",
-        ),
-    ],
+QUANTISATION = (("--quantisation", "Q8_0"), "model.quantisation: the server holds Q8_0 weights, not Q4_1")
+SIZE = (
+    ("--parameters", "2"),
+    "serves another model than server.engine.model_file (parameters 2, {model} has 1); serve that file",
 )
-def test_a_server_that_comes_back_as_another_model_is_not_asked(
-    tmp_path: Path, other: tuple[str, ...], line: str
-) -> None:
+NAME = (("--model", "{other}"), "now answers as {other}, it was {model}; serve the same model again")
+
+
+@dataclass
+class Other:
+    """Another model's server: what it is started with, where it records, and the error that it must meet."""
+
+    arguments: list[str]
+    record: Path
+    line: str
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> Other:
+    arguments, line = request.param
+    names = {"model": str(tmp_path / "tiny.gguf"), "other": str(make_model(tmp_path / "other.gguf"))}
+    record = tmp_path / "other.jsonl"
+    told = [argument.format(**names) for argument in arguments]
+    return Other([*told, "--record", str(record)], record, line.format(**names))
+
+
+@pytest.mark.parametrize("other", [QUANTISATION, SIZE], indirect=True)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_server_with_another_model_is_not_asked(tmp_path: Path, other: Other, mixed: bool) -> None:
+    stage = Stage(tmp_path, texts(3))
+    with fake_server(tmp_path) as right, fake_server(tmp_path, *other.arguments) as wrong:
+        with pytest.raises(EyasError, match=r"^(server\.url|model\.quantisation): ") as caught:
+            stage.run([right.url, wrong.url] if mixed else wrong.url)
+        assert other.line in str(caught.value) and "\n" not in str(caught.value)
+        assert SIZE[0] != other.arguments[:2] or wrong.url in str(caught.value)
+    assert not right.lines() and not other.record.exists()
+    assert not list(stage.paths.journal.glob("*.zst")), "nothing is journalled"
+
+
+@pytest.mark.parametrize("other", [QUANTISATION, SIZE, NAME], indirect=True)
+def test_a_server_that_comes_back_as_another_model_is_not_asked(tmp_path: Path, other: Other) -> None:
     stage = Stage(tmp_path, texts(60))
     with fake_server(tmp_path, "--delay", "0.2") as server:
         thread, errors = failing(stage, server.url)
         until(server, 20)
         killed(server)
         port = str(urlsplit(server.url).port)
-        with fake_server(tmp_path, "--port", port, "--record", str(tmp_path / "other"), *other):
+        with fake_server(tmp_path, "--port", port, *other.arguments):
             thread.join(timeout=60)
-    assert line in str(errors[0])
-    assert not (tmp_path / "other").exists(), "no prompt reached the other model"
+    assert other.line in str(errors[0])
+    assert not other.record.exists(), "no prompt reached the other model"
     with Journal(stage.paths.journal) as journal:
         assert len(journal) >= 20
+
+
+@pytest.mark.parametrize("other", [QUANTISATION, SIZE], indirect=True)
+def test_a_server_that_is_replaced_between_two_datasets_is_not_asked(tmp_path: Path, other: Other) -> None:
+    with fake_server(tmp_path) as server:
+        Stage(tmp_path, texts(3), name="alpha").run(server.url)
+        killed(server)
+        port = str(urlsplit(server.url).port)
+        with fake_server(tmp_path, "--port", port, *other.arguments), pytest.raises(EyasError) as caught:
+            Stage(tmp_path, texts(3), name="beta").run(server.url)
+    assert other.line in str(caught.value)
+    assert not other.record.exists()
+
+
+@pytest.fixture
+def replaced(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Served, int], None]]:
+    """Lets another server stand at the address of one once it has answered, while nothing else is in flight."""
+    answer = LlamaCpp.generate
+    monkeypatch.setattr(eyas.server.lease, "LOOK_INTERVAL", 0.0)
+    with contextlib.ExitStack() as servers:
+
+        def after(server: Served, count: int) -> None:
+            async def generate(*arguments: Any) -> Completion:
+                completion = await answer(*arguments)
+                if len(server.lines()) == count and server.process.poll() is None:
+                    killed(server)
+                    port = str(urlsplit(server.url).port)
+                    servers.enter_context(fake_server(tmp_path, "--port", port, *other.arguments))
+                return completion
+
+            monkeypatch.setattr(LlamaCpp, "generate", generate)
+
+        yield after
+
+
+Replaced = Callable[[Served, int], None]
+
+
+@pytest.mark.parametrize("other", [QUANTISATION, SIZE], indirect=True)
+def test_a_server_that_is_replaced_while_idle_is_not_asked(
+    tmp_path: Path, other: Other, replaced: Replaced
+) -> None:
+    stage = Stage(tmp_path, texts(1), server={"concurrency": 1}, dataset={"samples": 4})
+    with fake_server(tmp_path) as server, pytest.raises(EyasError) as caught:
+        replaced(server, 2)
+        stage.run(server.url)
+    assert other.line in str(caught.value)
+    assert not other.record.exists()
+    with Journal(stage.paths.journal) as journal:
+        assert len(journal) == 2
+
+
+@pytest.mark.parametrize("other", [QUANTISATION, SIZE], indirect=True)
+def test_nothing_that_another_tokenizer_made_is_kept(
+    tmp_path: Path, other: Other, replaced: Replaced
+) -> None:
+    stage = Stage(tmp_path, texts(3), server={"concurrency": 1})
+    with fake_server(tmp_path) as server, pytest.raises(EyasError) as caught:
+        replaced(server, 2)
+        stage.run(server.url)
+    assert other.line in str(caught.value)
+    settings, _, stages = stage.settings(server.url)
+    plan = Plan(settings, stage.paths.prompts, stages.registry)
+    with Journal(stage.paths.journal) as journal:
+        assert [unit.known for unit in plan.units(journal)] == [True, True, False]
+
+
+@pytest.mark.parametrize("other", [NAME], indirect=True)
+def test_an_answer_under_another_name_is_not_kept(tmp_path: Path, other: Other, replaced: Replaced) -> None:
+    stage = Stage(tmp_path, texts(1), server={"concurrency": 1}, dataset={"samples": 4})
+    with fake_server(tmp_path) as server, pytest.raises(EyasError) as caught:
+        replaced(server, 2)
+        stage.run(server.url)
+    assert other.line in str(caught.value)
+    assert len(other.record.read_text().splitlines()) == 1, "its size is right, so one request told"
+    with Journal(stage.paths.journal) as journal:
+        assert len(journal) == 2

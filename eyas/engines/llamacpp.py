@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -63,7 +63,7 @@ NEUTRAL: dict[str, Any] = {
     "n_keep": 0,
     "min_keep": 0,
 }
-REPLY_FIELDS = ["tokens", "stop_type", "tokens_predicted", "tokens_evaluated", "truncated"]
+REPLY_FIELDS = ["tokens", "stop_type", "tokens_predicted", "tokens_evaluated", "truncated", "model"]
 
 
 class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +148,11 @@ class _Settings(Struct):
     logit_bias: list[_Bias]
 
 
-class _Applied(Struct):
+class _Named(Struct):
+    model: str
+
+
+class _Applied(_Named):
     generation_settings: dict[str, Any]
     tokens: Annotated[list[int], Meta(min_length=1)]
 
@@ -298,7 +302,7 @@ class _Api:
 
 # --- vocabulary --------------------------------------------------------------------------------------------------
 
-VOCABULARY_FORMAT = 3
+VOCABULARY_FORMAT = 4
 _CONTROL_TYPES = (2, 3)  # llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN and _CONTROL
 _ADDED_TYPES = (2, 3, 4)  # … and _USER_DEFINED
 _SPECIAL_KEYS = {
@@ -311,7 +315,10 @@ _SPELT_TYPES = (2, 3, 4, 5)  # … and _USER_DEFINED, _UNUSED: their text is its
 
 
 class Vocabulary(Struct, frozen=True):
-    """What a GGUF file says of its tokenizer. size and mtime_ns are the file's, to tell when this is out of date."""
+    """What a GGUF file says of its tokenizer. size and mtime_ns are the file's, to tell when this is out of date.
+
+    served: what a server of the file must say of its model, by the names of the manifest.
+    """
 
     format: int
     size: int
@@ -321,6 +328,7 @@ class Vocabulary(Struct, frozen=True):
     control_ids: list[int]
     added_ids: list[int]
     special_tokens: dict[str, str]
+    served: dict[str, int]
 
 
 @lru_cache(maxsize=2)
@@ -346,11 +354,12 @@ def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
     from eyas.pieces import byte_level
 
     try:
-        fields = GGUFReader(model_file).fields
+        reader = GGUFReader(model_file)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
         raise EyasError(
             f"server.engine.model_file: {model_file} is not a whole GGUF file ({error}); fetch it again (make model)"
         ) from error
+    fields = reader.fields
     kind = fields["tokenizer.ggml.model"].contents() if "tokenizer.ggml.model" in fields else None
     if kind != "gpt2":
         raise EyasError(
@@ -359,6 +368,11 @@ def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     types: list[int] = fields["tokenizer.ggml.token_type"].contents()
     template = fields["tokenizer.chat_template"].contents() if "tokenizer.chat_template" in fields else ""
+    served = {"vocabulary_size": len(tokens)}
+    parts = fields["split.count"].contents() if "split.count" in fields else 1
+    if parts <= 1:  # else the other files hold the rest of the weights; a merged file says 0
+        served["parameters"] = sum(tensor.n_elements for tensor in reader.tensors)
+        served["weight_bytes"] = sum(tensor.n_bytes for tensor in reader.tensors)
     return Vocabulary(
         format=VOCABULARY_FORMAT,
         size=stat.st_size,
@@ -373,6 +387,7 @@ def _extract_vocabulary(model_file: Path, stat: os.stat_result) -> Vocabulary:
         special_tokens={
             name: tokens[fields[key].contents()] for name, key in _SPECIAL_KEYS.items() if key in fields
         },
+        served=served,
     )
 
 
@@ -492,7 +507,12 @@ class LlamaCpp(Engine):
     def __init__(self, options: ServerOptions, model: ModelConfig) -> None:
         super().__init__(options, model)
         self.options: ServerOptions = options
-        self._vocabulary_size: int | None = None
+        self._api = lru_cache(maxsize=None)(_Api)
+        self._names: dict[str, str] = {}  # by address: the name under which its model answers
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self._check_model_file())
 
     def check_config(self, samplings: Mapping[str, SamplingConfig]) -> None:
         for where, sampling in samplings.items():
@@ -571,37 +591,64 @@ class LlamaCpp(Engine):
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
         """As in Engine; raises Retry while the server is not there or still loads."""
-        api = _Api(url, key)
+        api = self._api(url, key)
         api.get("/health", dict)
-        props, served = api.get("/props", _Props), api.get("/v1/models", _Models).data[0]
+        props, served = self._look(api)
+        identity = self._identity(url, props, served)
         context = props.default_generation_settings.n_ctx
-        quantisation = self.model.quantisation
-        if quantisation is not None and props.model_ftype.lower() != quantisation.lower():
-            raise EyasError(
-                f"model.quantisation: the server holds {props.model_ftype} weights, not {quantisation}; correct the config or serve the right file"
-            )
         if context < self.model.context:
             raise EyasError(
                 f"model.context: each slot of the server holds {context:,} tokens, fewer than {self.model.context:,}; lower it, or start the server with a larger context"
             )
-        self._check_sampling(api)
-        self._vocabulary_size = served.meta.n_vocab
+        self._check_sampling(url, api)
         tags = dict(tag.partition("=")[::2] for tag in served.tags)
         return {
             "engine": self.name,
             "engine_version": f"xllamacpp {tags['xllamacpp']}" if "xllamacpp" in tags else props.build_info,
             "model_file": Path(props.model_path).name,
-            "quantisation": props.model_ftype,
-            "parameters": served.meta.n_params,
-            "weight_bytes": served.meta.size,
-            "vocabulary_size": served.meta.n_vocab,
+            **identity,
             "slots": props.total_slots,
             "slot_context": context,
             "threads": int(tags["threads"]) if "threads" in tags else None,
             "cpu": tags.get("cpu"),
         }
 
-    def _check_sampling(self, api: _Api) -> None:
+    def identify(self, url: str, key: str | None) -> dict[str, Any]:
+        return self._identity(url, *self._look(self._api(url, key)))
+
+    def _look(self, api: _Api) -> tuple[_Props, _Model]:
+        """What the server answers at once, however many requests wait for a slot."""
+        return api.get("/props", _Props), api.get("/v1/models", _Models).data[0]
+
+    def _identity(self, url: str, props: _Props, served: _Model) -> dict[str, Any]:
+        """The fields that tell one model from another. Raises EyasError if they contradict config or model file."""
+        found = {
+            "quantisation": props.model_ftype,
+            "parameters": served.meta.n_params,
+            "weight_bytes": served.meta.size,
+            "vocabulary_size": served.meta.n_vocab,
+        }
+        quantisation = self.model.quantisation
+        if quantisation is not None and props.model_ftype.lower() != quantisation.lower():
+            raise EyasError(
+                f"model.quantisation: the server holds {props.model_ftype} weights, not {quantisation}; correct the config or serve the right file"
+            )
+        for name, own in self._vocabulary.served.items():
+            if found[name] != own:
+                raise EyasError(
+                    f"server.url: {url} serves another model than server.engine.model_file ({name} {found[name]}, {self.options.model_file} has {own}); serve that file, or correct the address or the file"
+                )
+        return found
+
+    def _check_name(self, url: str, name: str) -> None:
+        """Raises EyasError if `url` answers under another name than before."""
+        known = self._names.setdefault(url, name)
+        if name != known:
+            raise EyasError(
+                f"server.url: {url} now answers as {name}, it was {known}; serve the same model again, or run the same command again if it is the same"
+            )
+
+    def _check_sampling(self, url: str, api: _Api) -> None:
         """Generates one token and compares what the server applied with what was asked."""
         # No default of any server, and exact in 32 bits, as llama.cpp keeps them.
         sampling = SamplingConfig(
@@ -614,7 +661,9 @@ class LlamaCpp(Engine):
             frequency_penalty=0.25,
         )
         asked = request_fields([0], sampling, seed=11, limit=1, context=self.model.context)
-        applied = api.post("/completion", asked, _Applied).generation_settings
+        reply = api.post("/completion", asked, _Applied)
+        self._check_name(url, reply.model)
+        applied = reply.generation_settings
         for name, value in asked.items():
             if name in applied and applied[name] != value:
                 raise EyasError(
@@ -623,8 +672,7 @@ class LlamaCpp(Engine):
 
     def tokenizer(self, url: str, key: str | None) -> Tokenizer:
         """As in Engine. Needs the model file here, also with `server.url`."""
-        path = self._check_model_file()
-        vocabulary = read_vocabulary(path)
+        vocabulary = self._vocabulary
         api = _Api(url, key, patience=5)
         # With ignore_eos the server bars every token at which it would stop, and says which.
         fields = NEUTRAL | {"prompt": [0], "n_predict": 1, "ignore_eos": True, "return_tokens": True}
@@ -632,11 +680,10 @@ class LlamaCpp(Engine):
         stop_ids = sorted(bias.token for bias in msgspec.convert(applied, _Settings).logit_bias)
         if not stop_ids or stop_ids[-1] >= len(vocabulary.pieces):
             raise EyasError(
-                f"server.url: the server stops at ids {stop_ids}, which does not fit {path}; serve the file of server.engine.model_file"
+                f"server.url: the server stops at ids {stop_ids}, which does not fit {self.options.model_file}; serve the file of server.engine.model_file"
             )
         tokenizer = LlamaCppTokenizer(api, vocabulary, stop_ids)
         tokenizer.self_test()
-        self._vocabulary_size = tokenizer.vocabulary_size
         return tokenizer
 
     async def generate(
@@ -645,11 +692,9 @@ class LlamaCpp(Engine):
         import aiohttp
 
         prompt, context = request.prompt_ids, self.model.context
-        if self._vocabulary_size is None:
-            self._vocabulary_size = len(read_vocabulary(self._check_model_file()).pieces)
         if not prompt:
             raise Reject("empty prompt")
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary_size:
+        if min(prompt) < 0 or max(prompt) >= len(self._vocabulary.pieces):
             raise Reject("prompt has ids outside the vocabulary")
         if len(prompt) >= context:
             raise Reject("prompt too long for the context")
@@ -667,7 +712,9 @@ class LlamaCpp(Engine):
             raise EyasError(f"server.url: {error} is no address; it looks like http://host:port") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Retry(f"connection: {type(error).__name__}") from error
-        return read_completion(status, raw, limit)
+        completion = read_completion(status, raw, limit)
+        self._check_name(url, _decode(raw, _Named).model)
+        return completion
 
 
 @hookimpl

@@ -32,6 +32,7 @@ from eyas.server.shares import Client, Shares
 from eyas.server.state import Endpoint, Plan, Process, State, locked
 
 POLL = 0.25  # s between two looks at a server that loads
+LOOK_INTERVAL = 0.5  # s for which a look at a server's model is good: none is replaced in less
 STOP_WAIT = 30.0  # s for a supervisor that is on its way out
 LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
 
@@ -57,6 +58,7 @@ class Lease:
         self.urls, self.key, self.manifest, self.endpoint = urls, key, manifest, endpoint
         self.manifest_id = fingerprint(manifest)
         self.shares, self._engine, self._check = shares, engine, check
+        self._looked_at: dict[str, float] = {}
 
     def healthy(self, url: str | None = None) -> bool:
         """Whether `url`, or else some process of the server, really generates. Takes a second or more.
@@ -68,12 +70,22 @@ class Lease:
                 manifest = self._engine.inspect(asked, self.key)
             except Retry:
                 continue
-            self._recognise(asked, manifest)
+            self._compare(asked, manifest)
             return True
         self.check()
         return False
 
-    def _recognise(self, url: str, manifest: dict[str, Any]) -> None:
+    def recognise(self, url: str) -> None:
+        """Raises EyasError if `url` holds another model than before, Retry while it is away. Generates nothing."""
+        now = time.monotonic()
+        if now - self._looked_at.get(url, float("-inf")) < LOOK_INTERVAL:
+            return
+        identity = self._engine.identify(url, self.key)
+        if identity is not None:
+            self._compare(url, identity)
+        self._looked_at[url] = now
+
+    def _compare(self, url: str, manifest: dict[str, Any]) -> None:
         known: list[dict[str, Any]] = self.manifest.get("mixed", [self.manifest])
         for name in self._engine.model_fields:
             if manifest.get(name) not in [one.get(name) for one in known]:
