@@ -162,6 +162,8 @@ class Tokenizer(Protocol):
 
     special_tokens: text by name (bos_token, …) as chat templates want them. added_tokens: id by text of each token that is
     more than ordinary text: control tokens, reasoning and tool-call markers. `decode` shows them as that text.
+    asks_server: `encode` is a request to the server, and not quick.
+    control_ids: those of them that no answer holds inside.
     """
 
     template: str
