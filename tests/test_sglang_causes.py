@@ -124,6 +124,13 @@ def test_a_kill_from_outside_is_told_from_sglangs_own() -> None:
     assert explain(f"kill_process_tree called: parent_pid=7\n{end}\n") is None
 
 
+def test_what_ended_an_earlier_start_is_not_told() -> None:
+    first = "torch.OutOfMemoryError: CUDA out of memory.\nkill_process_tree called: parent_pid=7\n"
+    restart = "[eyas] http://x ended by signal 9\n[eyas] restarting it; 0 restarts are left\n"
+    last = "Decode batch\n[eyas] http://x ended by signal 9\n"
+    assert "most likely the kernel" in str(explain(first + restart + last))
+
+
 def test_an_unknown_error_is_quoted() -> None:
     log = "Traceback (most recent call last):\n  File …\nzmq.error.ZMQError: Too many open files\nkill_process_tree called\n"
     assert explain(log) == "server.engine: SGLang failed: zmq.error.ZMQError: Too many open files"

@@ -143,6 +143,8 @@ KNOWN_CAUSES: tuple[tuple[str, str], ...] = (
 
 def explain(log: str) -> str | None:
     """One sentence for `log`, the output of a server that ended: a known cause, else the last error in it, else None."""
+    # What ended it now, not what ended it before the supervisor started it again.
+    log = log.rpartition("[eyas] restarting it")[2]
     if found := _refused_flag(log):
         return found
     for pattern, cause in KNOWN_CAUSES:

@@ -200,7 +200,6 @@ _SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS)$
 _CHANGE_ANSWERS = {
     "--json-model-override-args": "changes the model",
     "--lora-paths": "changes the model",
-    "--torchao-config": "changes the weights",
     "--quantization-param-path": "rounds the KV cache",
     "--enable-watermark": "skews the choice of tokens",
     "--allow-auto-truncate": "cuts long prompts silently",
@@ -238,11 +237,12 @@ _DTYPES |= {"fp32": "float32", "float": "float32"} | {
 
 def check_model(model: ModelConfig) -> None:
     """Raises EyasError where SGLang cannot serve what `model:` says."""
-    _weight_dtype(model)
-    _kv_dtype(model)
+    weight_dtype(model)
+    kv_dtype(model)
 
 
-def _weight_dtype(model: ModelConfig) -> str | None:
+def weight_dtype(model: ModelConfig) -> str | None:
+    """Value of --dtype; None leaves it to SGLang, which then takes that of the checkpoint."""
     if model.weight_dtype is None:
         return None
     if model.weight_dtype not in _DTYPES:
@@ -252,14 +252,14 @@ def _weight_dtype(model: ModelConfig) -> str | None:
     return _DTYPES[model.weight_dtype]
 
 
-def _kv_dtype(model: ModelConfig) -> str | None:
+def kv_dtype(model: ModelConfig) -> str | None:
     """Value of --kv-cache-dtype; None leaves it to SGLang, which then takes that of the weights or of the checkpoint."""
     wanted = _DTYPES.get(model.kv_dtype, model.kv_dtype)
     if wanted == "auto":
         return None
     if wanted in ("float16", "float32"):
         # SGLang has no name for these.
-        if wanted == _weight_dtype(model):
+        if wanted == weight_dtype(model):
             return None
         raise EyasError(
             f"model.kv_dtype: SGLang has a KV cache of {model.kv_dtype} only for weights of {model.kv_dtype}; set model.weight_dtype too, or set bf16"
@@ -285,8 +285,8 @@ def command(options: SglangOptions, model: ModelConfig, python: str, port: int) 
         flags += ["--model-path", str(folder), "--served-model-name", model.id]
     for flag, value in (
         ("--quantization", model.quantisation),
-        ("--dtype", _weight_dtype(model)),
-        ("--kv-cache-dtype", _kv_dtype(model)),
+        ("--dtype", weight_dtype(model)),
+        ("--kv-cache-dtype", kv_dtype(model)),
         ("--context-length", model.context),
         *((flag, getattr(options, key)) for key, flag in _FLAGS.items()),
     ):
