@@ -1,6 +1,6 @@
 # The two commands of the README, on a bare machine with Python 3.11 to 3.13 and make. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help install model sglang-cpu demo test unit bench lint format docs lock clean
+.PHONY: help install model sglang-cpu demo test test-sglang unit bench lint format docs lock clean
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -75,8 +75,11 @@ demo: install model  ## Runs the whole job on a small real model and says where 
 test: install model  ## All tests; real parts included
 	python -m pytest
 
+test-sglang: install model sglang-cpu  ## Those that need the real SGLang
+	python -m pytest -m sglang
+
 unit: install  ## The fast ones
-	python -m pytest -m "not workflow and not engine and not fault" --ignore tests/bench
+	python -m pytest -m "not workflow and not engine and not sglang and not fault" --ignore tests/bench
 
 bench: install  ## Benchmarks, as ratios to a reference of the same run
 	python -m pytest tests/bench --benchmark-only
@@ -98,4 +101,4 @@ lock: install  ## Pins anew what pyproject.toml admits
 	rm -r .venv-lock
 
 clean:  ## Removes what was installed and built; results and the journal stay
-	rm -rf .venv .snakemake .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-sglang .snakemake .mypy_cache .ruff_cache .pytest_cache
