@@ -11,6 +11,7 @@ if "datasets" not in config:
 
 
 include: "rules/common.smk"
+include: "rules/fetch.smk"
 include: "rules/prompts.smk"
 include: "rules/generate.smk"
 include: "rules/validate.smk"
@@ -24,6 +25,8 @@ include: "rules/serve.smk"
 
 localrules:
     all,
+    fetch,
+    fetch_from_hub,
     prompts,
     responses,
     verdicts,

@@ -19,7 +19,7 @@ import yaml
 from msgspec import Meta, Struct, field
 
 from eyas.errors import EyasError
-from eyas.hub import file_reference, files_in, is_hub, model_reference
+from eyas.hub import file_reference, files_in, is_hub, model_reference, reference, tokenizer_folder
 from eyas.plugins import Engine, OptionsError, Registry, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
@@ -502,6 +502,11 @@ def locate(path: str | Path, root: str | Path) -> Path:
     return here if here.exists() or not shipped.exists() else shipped
 
 
+def watched(path: str, root: str | Path) -> Path:
+    """What tells that a source file has changed: the file itself, or the manifest of one on the hub."""
+    return file_reference(path).manifest if is_hub(path) else locate(path, root)
+
+
 # --- one-line errors ---------------------------------------------------------------------------------------------
 
 _AT = re.compile(r" - at `(?P<key>key in )?\$(?P<path>[^`]*)`$|(?P<keys> - at `key` in `\$(?P<of>[^`]*)`)$")
@@ -730,6 +735,25 @@ class Stages:
         return AccessSettings(
             model=self.model, server=self.config.server, plugins=list(self.plugin_files), lane=lane
         )
+
+    def on_the_hub(self) -> dict[str, tuple[str, str]]:
+        """What rule `fetch` brings: by its manifest, its name on the hub and the config key that asks for it."""
+        asked = {"model.tokenizer": [self.model.tokenizer or ""]}
+        asked |= {f"datasets.{name}.files": section.files for name, section in self.config.datasets.items()}
+        return {
+            str(reference(text).manifest): (text, key)
+            for key, texts in reversed(asked.items())  # so that the first of several keys is named
+            for text in filter(is_hub, texts)
+        }
+
+    def tokenizer_files(self) -> list[str]:
+        """What tells that the tokenizer has changed: its files, or the manifest of one on the hub."""
+        if self.model.tokenizer is None:
+            return []
+        if is_hub(self.model.tokenizer):
+            return [str(model_reference(self.model.tokenizer).manifest)]
+        folder = tokenizer_folder(self.model.tokenizer)
+        return [str(folder / name) for name in files_in(folder, code=self.model.trust_remote_code)]
 
     def suffix(self, exporter: str) -> str:
         """File name suffix of an exporter's output."""

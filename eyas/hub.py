@@ -20,7 +20,6 @@ from msgspec import Struct
 
 SCHEME = "hub://"
 FOLDER = "data/hub"  # relative to the working directory; ignored by git
-MANIFEST = "manifest.json"
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REPO = rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>{_NAME}))?"
@@ -58,6 +57,11 @@ class Reference:
     def place(self) -> Path:
         """The model's folder, or the file."""
         return Path(FOLDER, self.kind, self.repo, self.revision, self.path)
+
+    @property
+    def manifest(self) -> Path:
+        """What rule `fetch` writes when all of it is here: in the model's folder, or beside the file."""
+        return Path(f"{self.place}.manifest.json" if self.path else self.place / "manifest.json")
 
 
 class FetchedFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +108,11 @@ def _reference(kind: Literal["models", "datasets"], text: str, match: re.Match[s
             f"{match['repo']}@REVISION"
         )
     return Reference(kind, match["repo"], match["revision"], path)
+
+
+def reference(text: str) -> Reference:
+    """Reads either. Raises ValueError with the remedy."""
+    return file_reference(text) if text.startswith(f"{SCHEME}datasets/") else model_reference(text)
 
 
 def tokenizer_folder(text: str) -> Path:

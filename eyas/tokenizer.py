@@ -18,7 +18,7 @@ from msgspec import Struct
 from eyas.chat_template import FAILURES, ChatTemplate
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
-from eyas.hub import MANIFEST, is_hub, tokenizer_folder
+from eyas.hub import is_hub, model_reference, tokenizer_folder
 from eyas.pieces import Pieces, byte_level
 from eyas.plugins import Reject
 
@@ -181,7 +181,7 @@ def load_tokenizer(model: ModelConfig) -> HubTokenizer:
             "model.tokenizer: this engine needs the model's tokenizer; name its folder, or write hub://ORG/NAME@REVISION"
         )
     folder = tokenizer_folder(model.tokenizer)
-    if is_hub(model.tokenizer) and not (folder / MANIFEST).is_file():
+    if is_hub(model.tokenizer) and not model_reference(model.tokenizer).manifest.is_file():
         raise EyasError(f"model.tokenizer: {folder} has not been fetched; run: snakemake --cores 1 fetch")
     return _load(folder, model.trust_remote_code)
 

@@ -10,7 +10,7 @@ from snakemake.logging import logger
 ROOT = Path(str(workflow.current_basedir)).parent
 sys.path.insert(0, str(ROOT))
 
-from eyas.config import Stages, canonical, load, locate
+from eyas.config import Stages, canonical, load, locate, watched
 from eyas.digest import code_digest, code_digests
 from eyas.errors import EyasError
 from eyas.failures import log_versions, report_failures
@@ -34,6 +34,7 @@ EXPORTS = [
     for exporter in CONFIG.exports
     for side in ("train", "eval")
 ]
+ON_THE_HUB = STAGES.on_the_hub()
 
 
 wildcard_constraints:
@@ -73,13 +74,39 @@ def access(wildcards):
 
 
 def source_files(wildcards):
+    """The dataset's files; of those on the hub, the manifests."""
     return [
-        str(locate(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files
+        str(watched(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files
     ]
+
+
+def source_places(wildcards):
+    """Where the files lie, as a JSON list."""
+    return json.dumps(
+        [str(locate(file, ROOT)) for file in CONFIG.datasets[wildcards.dataset].files]
+    )
 
 
 def source_names(wildcards):
     return CONFIG.datasets[wildcards.dataset].files
+
+
+def tokenizer_files(wildcards):
+    return STAGES.tokenizer_files()
+
+
+def hub_name(wildcards):
+    return ON_THE_HUB[f"data/hub/{wildcards.thing}manifest.json"][0]
+
+
+def hub_key(wildcards):
+    return ON_THE_HUB[f"data/hub/{wildcards.thing}manifest.json"][1]
+
+
+def hub_code(wildcards):
+    """Whether the tokenizer's Python files are wanted; a dataset has none."""
+    trusted = CONFIG.model.trust_remote_code and wildcards.thing.startswith("models/")
+    return "--code" if trusted else ""
 
 
 def journal_folder(wildcards):

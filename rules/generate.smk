@@ -6,7 +6,9 @@ rule responses:
 # The journal is no output: Snakemake would delete it when the job fails or reruns, and with it the expensive part.
 rule generate:
     input:
-        "results/{dataset}/prompts.jsonl.zst",
+        prompts="results/{dataset}/prompts.jsonl.zst",
+        # Its bytes are part of how the journal calls a rendering, so it is read even if nothing is asked.
+        tokenizer=tokenizer_files,
     output:
         responses="results/{dataset}/responses.jsonl.zst",
         outcomes="results/{dataset}/outcomes.jsonl.zst",
@@ -32,7 +34,7 @@ rule generate:
         PROGRAM + "generate.py"
         " --settings {params.settings:q}"
         " --access {resources.access:q}"
-        " --prompts {input:q}"
+        " --prompts {input.prompts:q}"
         " --journal {resources.journal:q}"
         " --responses {output.responses:q}"
         " --outcomes {output.outcomes:q}"

@@ -17,6 +17,7 @@ rule prompts_of_dataset:
         "../envs/data.yaml"
     resources:
         **CODE,
+        files=source_places,
     params:
         settings=settings("prompts"),
         names=source_names,
@@ -25,7 +26,7 @@ rule prompts_of_dataset:
         PROGRAM + "prompts.py"
         " --settings {params.settings:q}"
         " --plugins {resources.plugins:q}"
-        " --files {input:q}"
+        " --files {resources.files:q}"
         " --names {params.names:q}"
         " --out {output.prompts:q}"
         " --report {output.report:q}"

@@ -158,7 +158,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-c", "core.hooksPath=/dev/null", *arguments], cwd=folder, check=True)
 
 
-TARGETS = {"all", "prompts", "responses", "verdicts", "stats", "train"}
+TARGETS = {"all", "fetch", "prompts", "responses", "verdicts", "stats", "train"}
 
 
 def executed(output: str) -> Counter[str]:

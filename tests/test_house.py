@@ -25,6 +25,7 @@ FLOORS = [
         "pieces",
         "chat_template",
         "tokenizer",
+        "remote_tokenizer",
         "render",
         "request",
         "tables",
@@ -37,7 +38,7 @@ FLOORS = [
     },
     {"sources", "engines", "reasoning", "checks", "exporters", "server", "judge", "units"},
     {"asking"},
-    {"prompts", "generate", "validate", "stats", "train", "export", "hours", "mix"},
+    {"fetch", "prompts", "generate", "validate", "stats", "train", "export", "hours", "mix"},
     {"report"},
     {"summary"},
     {"cli", "schema", "terminal", "failures"},
@@ -81,7 +82,7 @@ def test_envs_pin_what_the_lock_pins(path: Path) -> None:
     pins = locked()
     for entry in env["dependencies"]:
         for pin in entry["pip"] if isinstance(entry, dict) else [entry]:
-            name, version = re.split("==?", pin)
+            name, version = re.split("==?", pin.replace("_", "-"))
             if name in pins:
                 assert version in pins[name], f"{path.name}: {name}"
 
@@ -96,7 +97,8 @@ def test_envs_hold_what_their_stages_import() -> None:
         "pandas": "pandas",
     }
     known |= {"pyarrow": "pyarrow", "zstandard": "zstandard", "pluggy": "pluggy", "msgspec": "msgspec"}
-    known |= {"jinja2": "jinja2", "gguf": "gguf"}
+    known |= {"jinja2": "jinja2", "gguf": "gguf", "huggingface_hub": "huggingface_hub"}
+    known |= {"tokenizers": "tokenizers", "transformers": "transformers"}
     needed = {
         "data": [
             *PACKAGE.glob("*.py"),
@@ -105,11 +107,22 @@ def test_envs_hold_what_their_stages_import() -> None:
             *PACKAGE.glob("report/*.py"),
         ],
         "generate": [
-            PACKAGE / f"{name}.py" for name in ("generate", "asking", "units", "journal", "tables", "render")
+            PACKAGE / f"{name}.py"
+            for name in (
+                "generate",
+                "asking",
+                "units",
+                "journal",
+                "tables",
+                "render",
+                "chat_template",
+                "pieces",
+            )
         ]
+        + [PACKAGE / f"{name}.py" for name in ("tokenizer", "remote_tokenizer", "fetch")]
         + [*PACKAGE.glob("server/*.py"), PACKAGE / "engines" / "llamacpp.py"],
     }
-    only_asking = {"aiohttp", "requests", "gguf", "urllib3"}
+    only_asking = {"aiohttp", "requests", "gguf", "urllib3", "huggingface_hub", "tokenizers", "transformers"}
     for env, paths in needed.items():
         text = (ROOT / "envs" / f"{env}.yaml").read_text()
         imported = {
@@ -145,7 +158,7 @@ def test_links_in_the_documents_lead_somewhere() -> None:
 
 def test_plugins_are_found_where_only_the_rules_data_packages_are_installed() -> None:
     """Every rule finds all plugins, so a plugin module must not import at its top what only its own work needs."""
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['aiohttp', 'requests', 'urllib3', 'gguf', 'xllamacpp', 'snakemake']))"
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['aiohttp', 'requests', 'urllib3', 'gguf', 'xllamacpp', 'snakemake', 'huggingface_hub', 'tokenizers', 'transformers']))"
     code = f"{blocked}; from eyas.plugins import registry; print(len(registry().all()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert int(done.stdout or "0") >= 19, done.stderr
