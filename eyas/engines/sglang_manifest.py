@@ -17,7 +17,7 @@ import msgspec
 from eyas.capacity import Pool
 from eyas.config import ModelConfig
 from eyas.engines.http import Client
-from eyas.engines.sglang_options import _kv_dtype, _weight_dtype
+from eyas.engines.sglang_options import kv_dtype, weight_dtype
 from eyas.engines.sglang_replies import refuse
 from eyas.errors import EyasError
 from eyas.hub import tokenizer_folder
@@ -189,7 +189,7 @@ def _check_numbers(info: Info, model: ModelConfig, checkpoint: Mapping[str, Any]
             f"model.quantisation: the server holds {held} weights, not {model.quantisation or 'those of the checkpoint'}; correct the config or serve the right weights"
         )
     weights = _resolve(info.get("dtype"), checkpoint.get("dtype") or checkpoint.get("torch_dtype"))
-    wanted = _weight_dtype(model)
+    wanted = weight_dtype(model)
     if wanted not in (None, "auto") and weights and weights != wanted:
         raise EyasError(
             f"model.weight_dtype: the server holds {weights}, not {wanted}; correct the config or start it with --dtype {wanted}"
@@ -197,7 +197,7 @@ def _check_numbers(info: Info, model: ModelConfig, checkpoint: Mapping[str, Any]
     if model.kv_dtype == "auto":
         return
     cache = _resolve(info.get("kv_cache_dtype"), weights)
-    kept = _kv_dtype(model) or wanted
+    kept = kv_dtype(model) or wanted
     if cache and cache != kept:
         raise EyasError(
             f"model.kv_dtype: the server keeps its KV cache in {cache}, not {kept}; correct the config or start it with --kv-cache-dtype {kept}"

@@ -7,7 +7,6 @@ stands under `model:` and is translated here.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -299,20 +298,15 @@ def command(options: SglangOptions, model: ModelConfig, python: str, port: int) 
 
 
 def launches(options: SglangOptions, model: ModelConfig, python: str) -> list[Launch]:
-    """The one process to start. Says in the log what speaks against the settings."""
+    """The one process to start."""
     (port,) = free_ports(options.host, options.port, 1)
     argv = command(options, model, python, port)
-    for warning in warnings(options, model, options.max_running_requests):
-        logging.getLogger(__name__).warning("%s", warning)
     env = {name: str(value) for name, value in options.env.items()}
     return [Launch(argv=argv, env=env, url=url_of(options.host, port))]
 
 
-def warnings(options: SglangOptions, model: ModelConfig, running: int | None) -> list[str]:
-    """Settings that are known to hurt data or speed, each with the reason; they are obeyed all the same.
-
-    running: how many requests are to run at once, if that is known.
-    """
+def warnings(options: SglangOptions, model: ModelConfig, in_flight: int) -> list[str]:
+    """As Engine.warnings."""
     found: list[str] = []
     if model.kv_dtype.startswith(("fp8", "mxfp8", "fp4", "nvfp4")):
         found.append(
@@ -336,9 +330,10 @@ def warnings(options: SglangOptions, model: ModelConfig, running: int | None) ->
             f"server.engine.schedule_conservativeness: at {conservativeness:g} so much of the KV cache is kept in reserve that few requests run. 0.3 to 1.3 is usual"
         )
     graph = options.cuda_graph_max_bs
-    if graph is not None and running is not None and graph < running:
+    running = min(in_flight, options.max_running_requests or in_flight)
+    if graph is not None and graph < running:
         found.append(
-            f"server.engine.cuda_graph_max_bs: {graph}, but {running} requests may run; larger batches than {graph} run without CUDA graphs, which is slower. Raise it to {running}"
+            f"server.engine.cuda_graph_max_bs: {graph}, but {running} requests may run; larger batches than {graph} run without CUDA graphs, which is slower. Raise it, or lower max_running_requests to it"
         )
     if options.mem_fraction_static is not None and options.mem_fraction_static > 0.95:
         found.append(
