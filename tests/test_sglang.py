@@ -343,8 +343,19 @@ def test_weights_that_were_changed_in_place_are_another_model(folder: Path) -> N
     for version in ("default", "step-100"):
         with serving(folder, "--weight-version", version) as url:
             manifest = engine(folder).inspect(url, None)
-            found.append([manifest[name] for name in Sglang.model_fields])
+            identity = engine(folder).identify(url, None)
+            assert identity == {name: manifest[name] for name in Sglang.model_fields}
+            found.append(identity)
     assert found[0] != found[1]
+
+
+def test_a_look_at_the_model_generates_nothing_and_checks_the_config(folder: Path) -> None:
+    with serving(folder, "--quantisation", "fp8") as url, Relay(url) as relay:
+        relay.fault_once("/generate", b"")
+        with pytest.raises(EyasError, match=r"^model\.quantisation: "):
+            engine(folder).identify(relay.url, None)
+        assert engine(folder, quantisation="fp8").identify(relay.url, None)["quantisation"] == "fp8"
+        assert relay.faults_shown == 0
 
 
 def test_what_a_server_can_hold_is_in_its_manifest(folder: Path) -> None:

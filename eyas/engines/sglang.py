@@ -20,7 +20,7 @@ from eyas.config import ModelConfig, SamplingConfig
 from eyas.engines import sglang_manifest
 from eyas.engines.http import Answer, Client
 from eyas.engines.sglang_causes import explain
-from eyas.engines.sglang_options import SglangOptions, check_model, launches
+from eyas.engines.sglang_options import SglangOptions, check_model, launches, warnings
 from eyas.engines.sglang_replies import LOADS, TooLong, has_ids, read_completion
 from eyas.errors import EyasError
 from eyas.plugins import (
@@ -161,6 +161,9 @@ class Sglang(Engine):
     def launch(self, python: str) -> list[Launch]:
         return launches(self.options, self.model, python)
 
+    def warnings(self, in_flight: int) -> list[str]:
+        return warnings(self.options, self.model, in_flight)
+
     def explain(self, log: str) -> str | None:
         return explain(log)
 
@@ -168,9 +171,7 @@ class Sglang(Engine):
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
         client = Client(url, key)
-        info = sglang_manifest.read_info(client)
-        checkpoint = sglang_manifest.checkpoint_of(info, self.model)
-        sglang_manifest.check(info, self.model, checkpoint)
+        info, checkpoint = self._look(client)
         loads, accelerator = _find_loads(client)
         self._dialects[url.rstrip("/")] = _probe(
             client,
@@ -183,6 +184,16 @@ class Sglang(Engine):
             ),
         )
         return sglang_manifest.manifest(info, accelerator)
+
+    def identify(self, url: str, key: str | None) -> dict[str, Any]:
+        return sglang_manifest.identity(self._look(Client(url, key))[0])
+
+    def _look(self, client: Client) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the server says of itself, and its checkpoint; checked against `model:`."""
+        info = sglang_manifest.read_info(client)
+        checkpoint = sglang_manifest.checkpoint_of(info, self.model)
+        sglang_manifest.check(info, self.model, checkpoint)
+        return info, checkpoint
 
     @cached_property
     def _tokenizer(self) -> HubTokenizer:

@@ -97,13 +97,8 @@ def manifest(info: Info, accelerator: str | None) -> dict[str, Any]:
     return {
         "engine": "sglang",
         "engine_version": f"sglang {info['version']}",
-        "model": model_name(info["model_path"]),
+        **identity(info),
         "served_model_name": model_name(info.get("served_model_name") or info["model_path"]),
-        "revision": revision(info),
-        "quantisation": info.get("quantization"),
-        "weight_dtype": info.get("dtype"),
-        "kv_dtype": info.get("kv_cache_dtype"),
-        "weight_version": info.get("weight_version"),
         **{name: info.get(name) for name in SETTINGS},
         "max_running_requests": effective * (info.get("dp_size") or 1)
         if (effective := _state(info).get("effective_max_running_requests_per_dp"))
@@ -112,6 +107,18 @@ def manifest(info: Info, accelerator: str | None) -> dict[str, Any]:
         or (graphs["decode"]["max_bs"] if isinstance(graphs, dict) else None),
         "speculative_draft_model": draft and model_name(draft),
         "accelerator": accelerator,
+    }
+
+
+def identity(info: Info) -> dict[str, Any]:
+    """The part of the manifest that tells one model from another."""
+    return {
+        "model": model_name(info["model_path"]),
+        "revision": revision(info),
+        "quantisation": info.get("quantization"),
+        "weight_dtype": info.get("dtype"),
+        "kv_dtype": info.get("kv_cache_dtype"),
+        "weight_version": info.get("weight_version"),
     }
 
 
