@@ -51,10 +51,13 @@ class Finding:
 def examine(stages: Stages, results: Path, engine: Engine) -> Iterator[Finding]:
     """Everything in turn; ends early where nothing more can be seen."""
     from eyas.server.lease import hold
+    from eyas.server.shares import all_lanes
 
     access = stages.access()
     yield from room_on_disk(stages.config, results)
     yield from open_files(access)
+    for warning in engine.warnings(all_lanes(access.server)):
+        yield Finding("settings", "warning", warning)
     try:
         with hold(access, engine, log) as lease:
             yield Finding("server", "ok", _told(lease.manifest))

@@ -237,6 +237,13 @@ class Engine(Plugin):
     def launch(self, python: str) -> list[Launch]:
         """The processes to start with the interpreter `python` of `server.env`; called under the lease's lock."""
 
+    def warnings(self, in_flight: int) -> list[str]:
+        """Settings that are known to hurt data or speed, each as `key: the reason`; they are obeyed all the same.
+
+        in_flight: most requests that will be asked at once.
+        """
+        return []
+
     @abc.abstractmethod
     def explain(self, log: str) -> str | None:
         """One clear sentence with the remedy if `log` (a server's output) shows a known cause of failure."""

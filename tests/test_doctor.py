@@ -105,6 +105,15 @@ def test_an_answer_that_does_not_come_is_told_and_not_waited_for(
     assert found["alpha"].state == "warning" and "still runs" in found["alpha"].text
 
 
+def test_settings_that_hurt_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "warnings", lambda _, in_flight: [f"model.kv_dtype: rounds {in_flight}"])
+    stage = Stage(tmp_path, ["Why?"], server={"concurrency": 5, "lanes": {"long": {"concurrency": 2}}})
+    with fake_server(tmp_path) as server:
+        found = findings(stage, server.url)
+    assert by_name(found)["settings"] == Finding("settings", "warning", "model.kv_dtype: rounds 7")
+    assert reasons(found) == []
+
+
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(tmp_path, ["Why?"] * 3, dataset={"budget_tokens": 10_000_000})
     _, _, stages = stage.settings(CLOSED)

@@ -27,7 +27,7 @@ from eyas.admission import Gate
 from eyas.config import AccessSettings, LaneConfig, ServerConfig
 from eyas.engines.llamacpp import LlamaCpp, ServerOptions
 from eyas.errors import EyasError
-from eyas.plugins import Engine, Launch
+from eyas.plugins import Engine, Launch, Retry
 from eyas.server.lease import Lease, hold
 from eyas.server.shares import Client, Shares, fair_share
 from eyas.server.state import STALE, Endpoint, Heartbeat, State, write_private
@@ -199,6 +199,19 @@ class Sized(Silent):
     def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
         self.looks += 1
         return {"size": size} if (size := self.sizes[url]) else None
+
+
+class Doomed(Silent):
+    """Its server ends at once, and its settings were questionable."""
+
+    def launch(self, python: str) -> list[Launch]:
+        return [Launch(argv=[python, "-c", "pass"], env={}, url=URL)]
+
+    def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+        raise Retry("connection")
+
+    def warnings(self, in_flight: int) -> list[str]:
+        return [f"model.kv_dtype: rounds {in_flight}", "server.engine.x: slow"]
 
 
 @contextlib.contextmanager
@@ -663,3 +676,16 @@ def test_serve_holds_a_server_until_it_is_told_to_end(state: Path, own_model: Pa
         process.terminate()
         assert process.wait(10) == 0
     eventually(lambda: not engines(own_model), "the server stops", GONE)
+
+
+def test_what_speaks_against_the_settings_is_said_once_when_the_server_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = access(tmp_path, "none", concurrency=5, lanes={"long": LaneConfig(concurrency=2)})
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(EyasError, match="the server ended"),
+        hold(settings, Doomed({}, MODEL), LOG),
+    ):
+        pass
+    assert caplog.messages == ["model.kv_dtype: rounds 7", "server.engine.x: slow"]

@@ -28,7 +28,7 @@ import eyas
 from eyas.config import AccessSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.plugins import Engine, Retry
-from eyas.server.shares import Client, Shares
+from eyas.server.shares import Client, Shares, all_lanes
 from eyas.server.state import Endpoint, Plan, Process, State, locked
 
 POLL = 0.25  # s between two looks at a server that loads
@@ -306,6 +306,8 @@ class _Started:
     def _start(self) -> Endpoint:
         python = self._python()
         launches = self.engine.launch(python)
+        for warning in self.engine.warnings(all_lanes(self.server)):
+            self.log.warning("%s", warning)
         key = secrets.token_urlsafe(32)
         plan = Plan(
             processes=[

@@ -36,6 +36,11 @@ def fair_share(ceiling: int, demands: Sequence[int]) -> list[int]:
     return shares
 
 
+def all_lanes(server: ServerConfig) -> int:
+    """Most requests in flight of all lanes together."""
+    return server.concurrency + sum(lane.concurrency for lane in server.lanes.values())
+
+
 class Client:
     """This process's heartbeat: a file, and a thread that rewrites it each second."""
 
@@ -132,13 +137,11 @@ class Shares:
 
     # --- gates -------------------------------------------------------------------------------------------------------
 
-    def _all_lanes(self) -> int:
-        return self._server.concurrency + sum(lane.concurrency for lane in self._server.lanes.values())
-
     def _gates(self, urls: Sequence[str]) -> dict[str, int]:
         kept = self._client.state.read_gates()
         return {
-            url: kept[url].limit if url in kept else new_gate(self._all_lanes(), 0.0).limit for url in urls
+            url: kept[url].limit if url in kept else new_gate(all_lanes(self._server), 0.0).limit
+            for url in urls
         }
 
     def move(self, url: str, how: Move) -> Gate:
@@ -147,10 +150,10 @@ class Shares:
         with locked(state.shares_lock):
             now = time.time()
             gates = state.read_gates()
-            gate = gates.get(url) or new_gate(self._all_lanes(), now)
+            gate = gates.get(url) or new_gate(all_lanes(self._server), now)
             beats = state.live_clients().values()
             outstanding = sum(beat.outstanding.get(url, 0) for beat in beats)
-            gates[url] = how(gate, outstanding, self._all_lanes(), now)
+            gates[url] = how(gate, outstanding, all_lanes(self._server), now)
             write_private(state.gates, gates)
             return gates[url]
 
@@ -164,7 +167,7 @@ class Shares:
         with locked(state.shares_lock):
             now = time.time()
             gates = state.read_gates()
-            gate = gates.get(url) or new_gate(self._all_lanes(), now)
+            gate = gates.get(url) or new_gate(all_lanes(self._server), now)
             if now - gate.looked < interval:
                 return False
             gates[url] = msgspec.structs.replace(gate, looked=now)
