@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,23 +95,44 @@ def _check_version(folder: Path) -> None:
 
 
 def _from_folder(folder: Path) -> Any:
-    # transformers copies the model's code before it runs it; a place of our own, so that jobs do not meet in one.
+    load = _loader()
+    try:
+        # tiktoken keeps tables under the path that they were read from, and would give an old one for a new one there.
+        with contextlib.redirect_stdout(sys.stderr), _environment(TIKTOKEN_CACHE_DIR=""):
+            return load(str(folder), trust_remote_code=True, local_files_only=True)
+    except Exception as error:
+        what = " ".join(str(error).split())[:300]
+        raise EyasError(
+            f"model.tokenizer: the code in {folder} fails ({type(error).__name__}: {what}); install what it needs "
+            f"(pip install 'eyas[remote-code]'), or fetch its files again"
+        ) from error
+
+
+@cache
+def _loader() -> Any:
+    """transformers' AutoTokenizer.from_pretrained."""
+    # It copies a model's code before it runs it: to a place of our own, so that two jobs do not meet in one. And it would
+    # tell that it finds no torch, which no tokenizer needs. Both are read once, when it is imported.
     copies = tempfile.mkdtemp(prefix="eyas-remote-code-")
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
-    os.environ["HF_MODULES_CACHE"] = copies
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that it finds no torch, which no tokenizer needs
-    with contextlib.redirect_stdout(sys.stderr):
+    with _environment(HF_MODULES_CACHE=copies, TRANSFORMERS_NO_ADVISORY_WARNINGS="1"):
         from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained
 
-        load: Any = AutoTokenizer.from_pretrained
-        try:
-            return load(str(folder), trust_remote_code=True, local_files_only=True)
-        except Exception as error:
-            what = " ".join(str(error).split())[:300]
-            raise EyasError(
-                f"model.tokenizer: the code in {folder} fails ({type(error).__name__}: {what}); install what it needs "
-                f"(pip install 'eyas[remote-code]'), or fetch its files again"
-            ) from error
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Sets variables for a while: a server that is started later must not inherit them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _bytes(token: str | bytes | None) -> bytes:

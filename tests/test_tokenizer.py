@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import importlib.metadata
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,7 +25,7 @@ from tokenizers import Tokenizer
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.plugins import Reject
-from eyas.tokenizer import AWKWARD_TEXT, HubTokenizer, load_tokenizer
+from eyas.tokenizer import AWKWARD_TEXT, HubTokenizer, _load, load_tokenizer
 
 NAMES = ["qwen3", "deepseek_v3", "deepseek_v4", "gptoss"]
 
@@ -559,6 +562,19 @@ def test_code_needs_a_transformers_that_reads_kimi_right(
         load(place, trust_remote_code=True)
 
 
+def test_a_table_that_changes_in_its_place_is_read_anew(kimi_folder: Path, tmp_path: Path) -> None:
+    """tiktoken keeps what it once read from a path."""
+    place = shutil.copytree(kimi_folder, tmp_path / "changing")
+    first = load(place, trust_remote_code=True).encode("a", control=False)
+    lines = (place / "tiktoken.model").read_bytes().splitlines()
+    letters = [base64.b64encode(letter) for letter in (b"a", b"b")]
+    ranks = {line.split()[0]: int(line.split()[1]) for line in lines}
+    ranks[letters[0]], ranks[letters[1]] = ranks[letters[1]], ranks[letters[0]]
+    (place / "tiktoken.model").write_bytes(b"".join(b"%s %d\n" % (t, r) for t, r in ranks.items()))
+    _load.cache_clear()
+    assert load(place, trust_remote_code=True).encode("b", control=False) == first
+
+
 def test_code_that_fails_is_told_in_one_line(kimi_folder: Path, tmp_path: Path) -> None:
     place = shutil.copytree(kimi_folder, tmp_path / "broken")
     (place / "tokenization_standin.py").write_text("import nothing_of_that_name\n")
@@ -567,3 +583,26 @@ def test_code_that_fails_is_told_in_one_line(kimi_folder: Path, tmp_path: Path) 
         match=r"^model\.tokenizer: the code in .*broken fails \(ImportError: [^\n]*nothing_of_that_name[^\n]*$",
     ):
         load(place, trust_remote_code=True)
+
+
+def test_a_model_s_code_leaves_the_environment_and_the_home_folder_alone(
+    kimi_folder: Path, tmp_path: Path
+) -> None:
+    """A server that this process starts later would inherit the one; two jobs would meet in the other."""
+    code = (
+        "import os; from eyas.config import ModelConfig; from eyas.tokenizer import load_tokenizer\n"
+        "before = dict(os.environ)\n"
+        f"load_tokenizer(ModelConfig(id='m', tokenizer={str(kimi_folder)!r}, trust_remote_code=True))\n"
+        "assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())\n"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    env |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout == "", done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == [], "copies of the code are removed"
