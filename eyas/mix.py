@@ -15,13 +15,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from eyas.columns import read_columns
 from eyas.config import MixSettings
 from eyas.errors import EyasError
 from eyas.recordfile import atomic, scratch
-from eyas.tables import GROUP_ROWS, open_parquet
+from eyas.tables import GROUP_ROWS, new_parquet, open_parquet
 from eyas.train import SCHEMA
 
 BUCKET_TOKENS = 8_000_000  # token slots per bucket, about 40 MB: what one sort holds in memory
@@ -70,7 +69,7 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
         for side, path in ((False, train), (True, evaluation)):
             with (
                 atomic(path) as temporary,
-                open_parquet(temporary, SCHEMA) as writer,
+                new_parquet(temporary, SCHEMA) as writer,
             ):
                 for table in buckets.sorted(side):
                     writer.write_table(table, row_group_size=GROUP_ROWS)
@@ -131,7 +130,8 @@ def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
 
 def _slots(path: Path) -> int:
     """Token slots in a train.parquet, from its footer."""
-    metadata = pq.ParquetFile(path).metadata
+    with open_parquet(path) as file:
+        metadata = file.metadata
     names = [metadata.schema.column(n).path for n in range(metadata.num_columns)]
     column = next(n for n, name in enumerate(names) if name.startswith("input_ids"))
     return sum(metadata.row_group(g).column(column).num_values for g in range(metadata.num_row_groups))

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from eyas.columns import read_columns
@@ -35,6 +34,7 @@ from eyas.report.markdown import markdown
 from eyas.report.page import render
 from eyas.report.words import listed, number
 from eyas.stats import DatasetStats, Tally, read_stats
+from eyas.tables import open_parquet
 
 # The files that the manifest lists, by the stage that makes them.
 DATASET_FILES = {
@@ -51,7 +51,7 @@ MOST_REASONS = 5  # in a warning
 
 
 class OutputFile(Struct, frozen=True, kw_only=True):
-    """One result file. stage: which made it, as in the manifest's `jobs`. rows: null for files that are not tables."""
+    """One result file. stage: which made it, as in the manifest's `jobs`. rows: null for files that are no tables of Eyas."""
 
     sha256: str
     rows: int | None
@@ -318,15 +318,13 @@ def outputs(results: Path, datasets: Sequence[str], exports: Sequence[Path]) -> 
 
 
 def output(path: Path, stage: str) -> OutputFile:
-    """Digest and rows of one file; raises EyasError for a table that is cut short."""
+    """Digest and rows of one file; raises EyasError for a table that is damaged."""
     rows = None
     if path.name.endswith(".jsonl.zst"):
         rows = read_seal(path).rows
-    elif path.suffix == ".parquet":
-        try:
-            rows = pq.read_metadata(path).num_rows
-        except pa.ArrowException as error:
-            raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+    elif path.suffix == ".parquet" and stage != "export":  # an exporter's Parquet is its own
+        with open_parquet(path) as table:
+            rows = table.metadata.num_rows
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return OutputFile(sha256=digest, rows=rows, stage=stage)

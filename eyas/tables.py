@@ -1,18 +1,24 @@
 """Parquet files of records, streamed both ways in flat memory; equal rows give equal bytes.
 
+Pages have checksums, the footer has none, and pyarrow takes a changed one for other values or aborts the process. So
+files are sealed: between the last page and the footer, where no reader looks, stand eight bytes and the SHA-256 of all
+that follows. Other tools read them as usual; readers here demand the seal.
+
 Importing this loads pyarrow, so plugin modules, and what the Snakefile reads, import it inside functions.
 """
 
 from __future__ import annotations
 
 import array
+import hashlib
+import os
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,20 +32,71 @@ from eyas.recordfile import atomic
 GROUP_ROWS = 1024  # rows per row group: 4 MB of ids at 1,000 a row
 READ_ROWS = 128  # rows that are Python objects at one time; an id takes 36 bytes as such
 LEVEL = 3
+SEAL = b"EyasSeal"
+ENDING = struct.Struct("<I4s")  # how a Parquet file ends: length of the footer, magic
 
 T = TypeVar("T", bound=Struct)
 
 
-def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """A Parquet file in the one way Eyas writes them: zstd, page checksums, dictionaries where values repeat."""
-    return pq.ParquetWriter(
+@contextmanager
+def new_parquet(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """A Parquet file in the one way Eyas writes them: zstd, page checksums, dictionaries where values repeat, a seal."""
+    with pq.ParquetWriter(
         path,
         schema,
         compression="zstd",
         compression_level=LEVEL,
         write_page_checksum=True,
         use_dictionary=[path for field in schema for path in _repeating(field)],
-    )
+    ) as writer:
+        yield writer
+    with path.open("r+b") as file:
+        tail = _tail(file, 0)
+        file.seek(-len(tail), os.SEEK_END)
+        file.write(_seal(tail) + tail)
+
+
+@contextmanager
+def open_parquet(path: str | Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file in the one way Eyas reads them: its seal and every page checked.
+
+    Raises EyasError naming the file and the remedy for one that is missing or damaged, also for what is found while
+    the block reads.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            tail = _tail(file, SEAL_SIZE)
+        if tail[:SEAL_SIZE] != _seal(tail[SEAL_SIZE:]):
+            raise damaged(path, "its footer does not fit its seal")
+        with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+            yield parquet
+    except FileNotFoundError:
+        raise EyasError(f"{path}: missing; run `snakemake` to build it") from None
+    except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: str | Path, cause: str) -> EyasError:
+    """The error for a table that is not as it was written."""
+    # pyarrow tells some causes over several lines.
+    return EyasError(f"{path}: damaged ({' '.join(cause.split())}); delete it and run again to rebuild it")
+
+
+def _tail(file: BinaryIO, before: int) -> bytes:
+    """The end of a Parquet file, from `before` bytes before its footer on; as much as there is."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - ENDING.size, 0))
+    ending = file.read()
+    footer = ENDING.unpack(ending)[0] if len(ending) == ENDING.size else 0
+    file.seek(max(size - ENDING.size - footer - before, 0))
+    return file.read()
+
+
+def _seal(tail: bytes) -> bytes:
+    return SEAL + hashlib.sha256(tail).digest()
+
+
+SEAL_SIZE = len(_seal(b""))
 
 
 def _repeating(field: pa.Field, prefix: str = "") -> Iterator[str]:
@@ -71,7 +128,7 @@ class TableWriter(Generic[T]):
     def __enter__(self) -> TableWriter[T]:
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic(self._path))
-            self._file = stack.enter_context(open_parquet(temporary, self._schema))
+            self._file = stack.enter_context(new_parquet(temporary, self._schema))
             self._stack = stack.pop_all()
         return self
 
@@ -112,7 +169,7 @@ def read_table(path: str | Path, record_type: type[T]) -> Iterator[T]:
     """
     rows = 0
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with open_parquet(path) as file:
             # One thread: others gain nothing, for Python objects are the slow part, and each keeps a heap of its own.
             for batch in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
                 for values in _dicts(batch.to_struct_array()):
@@ -121,16 +178,9 @@ def read_table(path: str | Path, record_type: type[T]) -> Iterator[T]:
             expected = file.metadata.num_rows
     except msgspec.ValidationError as error:
         raise EyasError(f"{path}: row {rows}: {error}; delete the file and run again to rebuild it") from None
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        cause = " ".join(str(error).split())  # pyarrow tells some over several lines
-        raise EyasError(f"{path}: damaged ({cause}); delete it and run again to rebuild it") from None
     # pyarrow ends in silence at a page whose kind it does not know.
     if rows != expected:
-        raise EyasError(
-            f"{path}: damaged ({rows} rows, its footer says {expected}); delete it and run again to rebuild it"
-        )
+        raise damaged(path, f"{rows} rows, its footer says {expected}")
 
 
 # --- Python to Arrow ---------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from eyas.config import Stages, load
 from eyas.mix import MixReport, SideCounts
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Verdict
+from eyas.tables import new_parquet
 from eyas.timing import Timing, TimingWriter
 from eyas.verdicts import write_verdicts
 
@@ -101,7 +101,9 @@ def write_dataset(
                 )
             )
     accepted = [v.key for v in verdicts if v.accepted]
-    pq.write_table(pa.table({"id": accepted}), folder / "train.parquet")
+    table = pa.table({"id": accepted})
+    with new_parquet(folder / "train.parquet", table.schema) as writer:
+        writer.write_table(table)
     return folder
 
 

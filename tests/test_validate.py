@@ -25,7 +25,7 @@ from eyas.judge import Judge
 from eyas.plugins import registry
 from eyas.recordfile import write_records
 from eyas.records import Record, Response, TrainMetadata, TrainRow, Verdict
-from eyas.tables import READ_ROWS, read_table, write_table
+from eyas.tables import READ_ROWS, new_parquet, read_table, write_table
 from eyas.validate import read_verdicts, validate
 
 Checks = dict[str, dict[str, Any]]
@@ -287,7 +287,8 @@ def test_number_that_does_not_fit_is_named_and_leaves_no_file(
 def test_row_of_another_shape_is_named_with_file_row_and_field(tmp_path: Path) -> None:
     path = tmp_path / "t"
     table = pa.table({"key": ["a", "b"], "reasons": [["x"], None]})
-    pq.write_table(table, path)
+    with new_parquet(path, table.schema) as writer:
+        writer.write_table(table)
     with pytest.raises(EyasError, match=rf"^{path}: row 1: .*missing required field `turn`"):
         list(read_verdicts(path))
 
