@@ -38,7 +38,7 @@ class SglangOptions(Struct, frozen=True, forbid_unknown_fields=True):
     tp: Annotated[
         Count | None,
         Meta(
-            description="GPUs that share the model (tensor parallelism). An MLA model such as Kimi-K2.5 keeps its whole KV cache on each of them, so more GPUs hold no more requests."
+            description="GPUs that share the model (tensor parallelism). An MLA model such as Kimi-K2.5 keeps its whole KV cache on each of them: more GPUs hold more requests only by what each saves on weights."
         ),
     ] = None
     mem_fraction_static: Annotated[
