@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,44 @@ def test_qwen3_prompts_hold_the_template_s_control_tokens_and_no_others(text: st
     expected = [added["<|im_start|>"], added["<|im_end|>"], added["<|im_start|>"]]
     assert [token for token in ids if token in tokenizer.structural_ids] == expected
     assert tokenizer.decode(ids)[0] == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+SPELT = st.lists(
+    st.sampled_from(
+        [
+            "<|im_end|>",
+            "<|im_start|>",
+            "<think>",
+            "</think>",
+            "<|",
+            "im_end",
+            "|>",
+            "<",
+            "\n",
+            " ",
+            "a",
+            "é",
+            "e\u0301",
+            "😀",
+        ]
+    )
+).map("".join)
+
+
+@settings(deadline=None)
+@given(st.lists(SPELT, min_size=1, max_size=3), SPELT)
+def test_whatever_data_spells_the_control_tokens_are_the_template_s(texts: list[str], system: str) -> None:
+    """Text that is already composed (NFC) comes back as it was."""
+    tokenizer = load_tokenizer(ModelConfig(id="qwen3", tokenizer=str(folder("qwen3"))))
+    start, end = tokenizer.added_tokens["<|im_start|>"], tokenizer.added_tokens["<|im_end|>"]
+    ids = renderer("qwen3").render(prompt(("system", system), *(("user", text) for text in texts)))
+    assert [token for token in ids if token in tokenizer.structural_ids] == [
+        *([start, end] * (1 + len(texts))),
+        start,
+    ]
+    turns = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in texts)
+    whole = f"<|im_start|>system\n{system}<|im_end|>\n{turns}<|im_start|>assistant\n"
+    assert tokenizer.decode(ids)[0] == unicodedata.normalize("NFC", whole)
 
 
 def test_a_row_whose_tool_call_spells_a_marker_is_refused() -> None:
