@@ -141,7 +141,7 @@ class ServerConfig(Section, frozen=True):
     env: Annotated[
         str | None,
         Meta(
-            description="Python interpreter of the engine's own environment; null is the one that runs Eyas."
+            description="Python interpreter of the engine's own environment, which envs/sglang.yaml or envs/llamacpp.yaml makes; null is the one that runs Eyas."
         ),
     ] = None
     api_key_env: Annotated[

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from eyas.engines.sglang_causes import explain
 from eyas.engines.sglang_options import LAUNCHER
 
 KEY = "a-key-nobody-may-see"
@@ -196,3 +197,15 @@ def is_server(pid: int) -> bool:
 @pytest.mark.parametrize(("end", "code"), [("exit", 3), ("kill", -signal.SIGKILL)])
 def test_the_launcher_ends_as_the_server_did(fake: Fake, end: str, code: int) -> None:
     assert fake.start("--end", end).wait() == code
+
+
+def test_an_environment_without_sglang_is_named_as_the_cause() -> None:
+    argv = [sys.executable, "-I", str(LAUNCHER), "--model-path", "x"]
+    env = {**os.environ, "EYAS_API_KEY": KEY}
+    with subprocess.Popen(
+        argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        log = process.stdout.read()
+        assert process.wait() == 1
+    assert str(explain(log)).startswith("server.env: SGLang is not installed")
