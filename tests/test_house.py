@@ -18,9 +18,10 @@ PACKAGE = ROOT / "eyas"
 # Floors from the ground up; a module may import from its own floor and those below. `plugins` finds the plugin
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
-    {"errors", "records", "progress"},
+    {"errors", "records", "progress", "capacity"},
     {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
+        "admission",
         "journal",
         "pieces",
         "chat_template",
@@ -37,8 +38,8 @@ FLOORS = [
         "program",
     },
     {"sources", "engines", "reasoning", "checks", "exporters", "server", "judge", "units"},
-    {"asking"},
-    {"fetch", "prompts", "generate", "validate", "stats", "train", "export", "hours", "mix"},
+    {"asking", "fleet"},
+    {"fetch", "prompts", "generate", "validate", "stats", "train", "export", "hours", "mix", "doctor"},
     {"report"},
     {"summary"},
     {"cli", "schema", "terminal", "failures"},
@@ -120,7 +121,7 @@ def test_envs_hold_what_their_stages_import() -> None:
             )
         ]
         + [PACKAGE / f"{name}.py" for name in ("tokenizer", "remote_tokenizer", "fetch")]
-        + [*PACKAGE.glob("server/*.py"), PACKAGE / "engines" / "llamacpp.py"],
+        + [*PACKAGE.glob("server/*.py"), *PACKAGE.glob("engines/*.py")],
     }
     only_asking = {"aiohttp", "requests", "gguf", "urllib3", "huggingface_hub", "tokenizers", "transformers"}
     for env, paths in needed.items():
