@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from eyas.server.lease import Lease
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
+LONG_PROMPT = 20_000  # characters; rendering more would hold up the event loop, so it goes to a thread
 NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
     key="self-test",
@@ -36,6 +37,11 @@ PLAIN_PROMPT = Prompt(
 )
 
 log = logging.getLogger(__name__)
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters of a prompt's messages."""
+    return sum(len(message.content) for message in prompt.messages)
 
 
 def prepare(
@@ -112,6 +118,8 @@ class Asking:
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
         self.failures: list[_Failure] = []
         self.in_flight: set[asyncio.Task[None]] = set()
+        self.failure: BaseException | None = None
+        self.stirred = asyncio.Event()  # a request has landed, or the share may have changed
         self.fleet = Fleet(lease, engine, server, show.progress)
         self.exhausted = False
         self.completions = self.silent = 0
@@ -154,19 +162,24 @@ class Asking:
                     break
                 task = asyncio.create_task(self._answer(job))
                 self.in_flight.add(task)
+                task.add_done_callback(self._landed)
+                await asyncio.sleep(0)  # rendering takes its time; replies must not wait for all of it
             if not self.in_flight and self.exhausted:
                 return
-            if not self.in_flight:
-                await asyncio.sleep(TICK / 10)
-                continue
-            done, _ = await asyncio.wait(self.in_flight, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                self.in_flight.discard(task)
-                task.result()
+            self.stirred.clear()
+            await self.stirred.wait()
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self.in_flight.discard(task)
+        if not task.cancelled() and (failure := task.exception()):
+            self.failure = failure
+        self.stirred.set()
 
     def _raise_failures(self) -> None:
-        """Raises what has ended the run: in the ticker, in a look at a server, in a request."""
-        for task in (self.ticker, *self.fleet.tasks(), *self.in_flight):
+        """Raises what has ended the run: in a request, in the ticker, in a look at a server."""
+        if self.failure is not None:
+            raise self.failure
+        for task in (self.ticker, *self.fleet.tasks()):
             if task.done():
                 task.result()
 
@@ -208,9 +221,12 @@ class Asking:
         """The unit with its rendering, for which the server may be needed; settled as failed if it cannot have one."""
         url = self.lease.urls[0]  # the tokenizer's
         for attempt in range(1, self.server.retries + 2):
-            await self.fleet.certain(url)
             try:
-                rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
+                if self.tokenizer.asks_server or _size(unit.prompt) > LONG_PROMPT:
+                    await self.fleet.certain(url)
+                    rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
+                else:
+                    rendered = self._render(unit.prompt)
             except Retry as failure:
                 cause = f"the server cannot encode the prompt: {failure}"
                 log.warning("%s, attempt %d: %s", unit.prompt.key, attempt, cause)
@@ -244,7 +260,8 @@ class Asking:
             refusal = str(error)
         if ids is not None and not (ids and max(ids) < self.tokenizer.vocabulary_size):
             ids, refusal = None, "rendered to nothing or outside the vocabulary"
-        self.lease.recognise(self.lease.urls[0])  # that was not the tokenizer of another model
+        if self.tokenizer.asks_server:
+            self.lease.recognise(self.lease.urls[0])  # that was not the tokenizer of another model
         return Rendered(render=render_hash(prompt, self.plan.identity), ids=ids, refusal=refusal)
 
     async def _answer(self, job: _Job) -> None:
@@ -324,9 +341,10 @@ class Asking:
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
         self._finish(job.pending, self.accepts.tokens(place(reply, job.pending.unit.prompt.key, job.sample)))
-        split = self.plan.reasoning.split(reply)
+        if self.completions < SILENT_LIMIT:
+            split = self.plan.reasoning.split(reply)
+            self.silent += split.asked and split.state in NO_REASONING
         self.completions += 1
-        self.silent += split.asked and split.state in NO_REASONING
         if self.plan.settings.reasoning_required and self.silent == self.completions == SILENT_LIMIT:
             raise EyasError(
                 f"datasets.{self.plan.settings.dataset}: none of the first {SILENT_LIMIT} answers has any reasoning; "
@@ -351,6 +369,7 @@ class Asking:
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)
+            self.stirred.set()
             await asyncio.sleep(TICK)
 
     def _rate(self, progress: Progress) -> None:

@@ -140,8 +140,15 @@ class Fleet:
             await asyncio.sleep(TICK)
 
     async def _look(self, session: aiohttp.ClientSession, url: str) -> Gate | None:
+        load = None
+        if self._tells_load:
+            if not await asyncio.to_thread(self.lease.shares.due, url, LOOK):
+                return self.lease.shares.gate(url)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_MOST):
+                    load = await self.engine.load(session, url)
         brought, self._brought[url] = self._brought[url], []
-        if not self._tells_load:
+        if load is None:
             replies, tokens = len(brought), sum(brought)
             return await self._move(
                 url,
@@ -149,14 +156,6 @@ class Fleet:
                     gate, replies, tokens, outstanding, ceiling, now
                 ),
             )
-        if not await asyncio.to_thread(self.lease.shares.due, url, LOOK):
-            return self.lease.shares.gate(url)
-        load = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_MOST):
-                load = await self.engine.load(session, url)
-        if load is None:
-            return None
         return await self._move(
             url, lambda gate, outstanding, ceiling, now: follow(gate, load, outstanding, ceiling, now)
         )

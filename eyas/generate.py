@@ -6,7 +6,6 @@ has everything (then no server is needed), once to ask, once to write.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import resource
@@ -122,6 +121,8 @@ def _ask(
     writer: JournalWriter,
     show: ProgressFile,
 ) -> None:
+    import uvloop
+
     from eyas.asking import Asking  # and with it what only asking needs
     from eyas.server.lease import hold
     from eyas.server.verdict import heed
@@ -134,7 +135,7 @@ def _ask(
     with hold(access, engine, log) as lease, Journal(journal_folder) as journal:
         if journal.server(lease.manifest_id) is None:
             writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))
-        asyncio.run(Asking(plan, accepts, access.server, engine, lease, journal, writer, show).run())
+        uvloop.run(Asking(plan, accepts, access.server, engine, lease, journal, writer, show).run())
 
 
 def _raise_file_limit(concurrency: int) -> None:

@@ -333,7 +333,7 @@ class JournalWriter:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._encoder = msgspec.json.Encoder()
-        self._compressor = zstandard.ZstdCompressor(level=3, write_checksum=True, write_content_size=True)
+        self._compressor = zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True)
         self._fd: int | None = None
         self._end = self._synced = self._marked = 0  # bytes written, on disk, and told so by a mark
         self._unsynced = 0  # entries

@@ -172,6 +172,7 @@ class Tokenizer(Protocol):
     special_tokens: dict[str, str]
     added_tokens: dict[str, int]
     vocabulary_size: int
+    asks_server: bool
 
     def encode(self, text: str, *, control: bool) -> list[int]:
         """Ids of `text`. With `control`, spelt control tokens become control tokens; without, ordinary text.

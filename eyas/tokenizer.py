@@ -66,6 +66,8 @@ class HubTokenizer:
     text: control tokens, markers of reasoning and tool calls. structural_ids: the same as ids; white space is neither.
     """
 
+    asks_server = False
+
     def __init__(self, folder: Path, backend: Backend) -> None:
         self._folder, self._backend = folder, backend
         added = [token for token in backend.added if token.content.strip(" \t\r\n▁")]

@@ -34,7 +34,9 @@ class ControlTokens(Check):
         if ids and ids[-1] == response.finish.matched:
             ids = ids[:-1]
         control = set(response.control_ids).difference(self.options.allowed, split.markers)
-        return ["control token in the answer"] if split.foreign or not control.isdisjoint(ids) else []
+        # They are few, and looking for each through the list is faster than hashing every id of the answer.
+        found = split.foreign or any(token in ids for token in control)
+        return ["control token in the answer"] if found else []
 
 
 @hookimpl

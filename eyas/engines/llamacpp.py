@@ -397,6 +397,8 @@ AWKWARD_TEXT = "Ünïcödé 漢字 😀👩‍👩‍👧 \t\x00 <b>\r\n\n\n  x 
 class LlamaCppTokenizer:
     """The served model's tokenizer: encodes on the server, decodes from the vocabulary of the GGUF file."""
 
+    asks_server = True
+
     def __init__(self, api: _Api, vocabulary: Vocabulary, stop_ids: list[int]) -> None:
         from eyas.chat_template import ChatTemplate
         from eyas.pieces import Pieces

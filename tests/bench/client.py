@@ -1,6 +1,7 @@
-"""A client of the fake server in a process of its own; prints the CPU s that its requests cost, start-up left out.
+"""A client of the fast server in a process of its own: `python client.py eyas|minimal FOLDER URL PROMPTS IN_FLIGHT`.
 
-`python client.py eyas|minimal FOLDER URL PROMPTS`: `eyas` generates and `minimal` then asks the same with a bare loop.
+Prints one JSON object: CPU s and wall s of asking alone (start-up and the writing of the results left out), the longest
+block of the event loop in ms, and the peak memory that asking added in MB.
 """
 
 from __future__ import annotations
@@ -8,23 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import msgspec
-from fake_llamacpp import make_model
+import orjson
+import uvloop
 
-from eyas.config import AccessSettings, GenerateSettings, ModelConfig, SamplingConfig, ServerConfig
+import eyas.asking
+from eyas.config import Stages, load
 from eyas.generate import Paths, generate
 from eyas.plugins import registry
 from eyas.recordfile import read_records, write_records
 from eyas.records import Message, Origin, Prompt, Response
-from eyas.request import seed_of
 
-CONCURRENCY = 64
-REASONING = {"name": "tags", "opened_by_prompt": True, "prefill": "<think>\n"}
-MODEL = ModelConfig(id="fake", context=4096, quantisation="Q4_1", tools="system", reasoning=REASONING)
-SAMPLING = SamplingConfig(max_new_tokens=512)
 QUESTION = "Why is the sky blue in the day, red at dusk and black at night? " * 4
 
 
@@ -51,46 +50,101 @@ def prompt(n: int) -> Prompt:
     )
 
 
-def eyas(folder: Path, url: str) -> None:
-    # Everything that a first request loads: whoever asks for 100,000 answers pays it once.
-    import requests  # noqa: F401
+def resident() -> int:
+    """MB of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 // 1_000_000
 
-    import eyas.asking
-    import eyas.server.lease  # noqa: F401
 
-    settings = GenerateSettings(
-        dataset="fake",
-        model=MODEL,
-        sampling=SAMPLING,
-        samples=1,
-        reasoning_required=True,
-        budget_tokens=None,
-        checks=None,
+class Watch:
+    """CPU, wall clock, memory and event-loop blocks of what happens inside it."""
+
+    def __enter__(self) -> Watch:
+        self.before, self.peak, self.block, self.on = resident(), 0, 0.0, True
+        self.thread = threading.Thread(target=self._memory)
+        self.thread.start()
+        self.started, self.cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu, self.wall = time.process_time() - self.cpu, time.perf_counter() - self.started
+        self.on = False
+        self.thread.join()
+
+    def _memory(self) -> None:
+        while self.on:
+            self.peak = max(self.peak, resident())
+            time.sleep(0.05)
+
+    async def loop(self) -> None:
+        """Measures CPU that passes between two turns of the event loop: other processes' time is not ours."""
+        while True:
+            cpu = time.process_time()
+            await asyncio.sleep(0)
+            self.block = max(self.block, time.process_time() - cpu)
+            await asyncio.sleep(0.02)
+
+    def tell(self) -> None:
+        found = {"cpu": self.cpu, "wall": self.wall, "block_ms": self.block * 1e3}
+        print(json.dumps(found | {"memory_mb": self.peak - self.before}))
+
+
+def eyas_client(folder: Path, url: str, in_flight: int) -> None:
+    config = load(
+        {
+            "model": {
+                "id": "model",
+                "tokenizer": str(folder / "model"),
+                "context": 8192,
+                "kv_dtype": "bf16",
+                "reasoning": {"name": "qwen3"},
+            },
+            "server": {
+                "engine": {"name": "sglang", "model_path": str(folder / "model")},
+                "url": url,
+                "state": str(folder / "state"),
+                "concurrency": in_flight,
+            },
+            "datasets": {
+                "fake": {
+                    "source": {"name": "magicoder"},
+                    "files": ["x"],
+                    "sampling": {"max_new_tokens": 2048},
+                    "budget_tokens": 10**12,
+                }
+            },
+        }
     )
-    server = ServerConfig(
-        engine={"name": "llamacpp", "model_file": str(make_model(folder / "tiny.gguf"))},
-        url=url,
-        state=str(folder / "state"),
-        concurrency=CONCURRENCY,
-    )
-    access = AccessSettings(model=MODEL, server=server, plugins=[])
-    started = time.process_time()
-    generate(settings, access, paths(folder), registry())
-    print(time.process_time() - started)
+    stages = Stages(config)
+    watch = Watch()
+    run = eyas.asking.Asking.run
+
+    async def watched(self: Any) -> None:
+        with watch:
+            looking = asyncio.create_task(watch.loop())
+            await run(self)
+            looking.cancel()
+
+    eyas.asking.Asking.run = watched  # type: ignore[method-assign]
+    generate(stages.generate("fake"), stages.access("fake"), paths(folder), registry())
+    watch.tell()
 
 
-def minimal(folder: Path, url: str) -> None:
+def minimal(folder: Path, url: str, in_flight: int) -> None:
+    """The least that asks the same: aiohttp on uvloop, orjson on both ends."""
     import aiohttp
 
-    from eyas.engines.llamacpp import REPLY_FIELDS, request_fields
-
     bodies = [
-        msgspec.json.encode(
-            request_fields(response.prompt_ids, SAMPLING, seed_of(response.request), 512, MODEL.context)
-            | {"response_fields": REPLY_FIELDS}
+        orjson.dumps(
+            {
+                "rid": response.request,
+                "input_ids": response.prompt_ids,
+                "sampling_params": {"max_new_tokens": 2048, "temperature": 1.0, "top_p": 1.0},
+            }
         )
         for response in read_records(paths(folder).responses, Response)
     ]
+    watch = Watch()
 
     async def ask_all() -> None:
         left = iter(bodies)
@@ -99,18 +153,26 @@ def minimal(folder: Path, url: str) -> None:
             async def ask() -> None:
                 for body in left:
                     headers = {"Content-Type": "application/json"}
-                    async with session.post(f"{url}/completion", data=body, headers=headers) as reply:
-                        assert json.loads(await reply.read())["tokens"]
+                    async with session.post(f"{url}/generate", data=body, headers=headers) as reply:
+                        assert orjson.loads(await reply.read())["output_ids"]
 
-            await asyncio.gather(*(ask() for _ in range(CONCURRENCY)))
+            with watch:
+                await asyncio.gather(*(ask() for _ in range(in_flight)))
 
-    started = time.process_time()
-    asyncio.run(ask_all())
-    print(time.process_time() - started)
+    uvloop.run(ask_all())
+    watch.tell()
 
 
 if __name__ == "__main__":
-    mode, folder, url, prompts = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    mode, folder, url, prompts, in_flight = (
+        sys.argv[1],
+        Path(sys.argv[2]),
+        sys.argv[3],
+        int(sys.argv[4]),
+        int(sys.argv[5]),
+    )
     if mode == "eyas":
         write_records(paths(folder).prompts, map(prompt, range(prompts)))
-    {"eyas": eyas, "minimal": minimal}[mode](folder, url)
+        eyas_client(folder, url, in_flight)
+    else:
+        minimal(folder, url, in_flight)

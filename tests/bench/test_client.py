@@ -1,49 +1,100 @@
-"""What a request costs the client: `generate` at concurrency 64 against a bare aiohttp loop that asks the same."""
+"""What a request costs the client, from prompt to journal, against a bare loop that only asks: SGLang replies of 1,400 tokens."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
+TOKENS = 1400
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A fake server with room for all."""
-    command = [sys.executable, str(HERE.parent / "fake_llamacpp.py"), "--model", "tiny.gguf", "--slots", "64"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+@contextmanager
+def server(folder: Path, seconds: float) -> Iterator[tuple[str, Callable[[], int]]]:
+    """Its address, and a function that ends it and tells the most requests it had at once."""
+    command = [sys.executable, str(HERE / "fast_sglang.py"), str(folder / "model"), str(TOKENS), str(seconds)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert process.stdout is not None and process.stdin is not None
     try:
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), lambda: int(process.communicate()[0])
     finally:
         process.kill()
         process.wait()
 
 
-def cpu_seconds(mode: str, folder: Path, url: str, prompts: int) -> float:
+def client(mode: str, folder: Path, url: str, prompts: int, in_flight: int) -> dict[str, float]:
+    command = [sys.executable, str(HERE / "client.py"), mode, str(folder), url]
     done = subprocess.run(
-        [sys.executable, str(HERE / "client.py"), mode, str(folder), url, str(prompts)],
-        check=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        [*command, str(prompts), str(in_flight)], check=True, stdout=subprocess.PIPE, env=ENVIRONMENT
     )
-    return float(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
-def test_client(url: str, tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]) -> None:
-    prompts = 3_000 if full else 100
-    ours = benchmark.pedantic(cpu_seconds, args=("eyas", tmp_path, url, prompts), rounds=1)
-    theirs = cpu_seconds("minimal", tmp_path, url, prompts)
+@pytest.mark.parametrize("in_flight", [256, 1024])
+def test_client(
+    in_flight: int, tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]
+) -> None:
+    prompts = 8 * in_flight if full else 100
+    with server(tmp_path, 1.0 if full else 0.01) as (url, most):
+        ours = benchmark.pedantic(client, args=("eyas", tmp_path, url, prompts, in_flight), rounds=1)
+        reached = most()
+    with server(tmp_path, 1.0 if full else 0.01) as (url, _):
+        theirs = client("minimal", tmp_path, url, prompts, in_flight)
     tell(
-        "client of generate",
-        ratio=ours / theirs,
-        CPU_ms_per_request=ours / prompts * 1e3,
-        bare_loop_ms=theirs / prompts * 1e3,
+        f"client, {in_flight} in flight",
+        ratio=ours["cpu"] / theirs["cpu"],
+        CPU_ms_per_request=ours["cpu"] / prompts * 1e3,
+        bare_loop_ms=theirs["cpu"] / prompts * 1e3,
+        memory_MB=ours["memory_mb"],
+        longest_block_ms=ours["block_ms"],
+        reached=float(reached),
     )
+    if full:
+        assert ours["cpu"] < 6 * theirs["cpu"]
+        assert ours["memory_mb"] <= 150
+        assert reached == in_flight
+
+
+def test_in_flight_reaches_what_is_asked(
+    tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]
+) -> None:
+    """Eight doublings from the first gate, each seen in the server's load before the next."""
+    asked = 4096 if full else 64
+    with server(tmp_path, 20.0 if full else 2.0) as (url, most):
+        found = benchmark.pedantic(client, args=("eyas", tmp_path, url, 2 * asked, asked), rounds=1)
+        reached = most()
+    tell("in flight", asked=float(asked), reached=float(reached), memory_MB=found["memory_mb"])
+    assert reached == asked
+
+
+def test_memory_does_not_grow_with_the_prompts(
+    tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]
+) -> None:
+    prompts = (2_000, 16_000) if full else (50, 100)
+    with server(tmp_path, 0.1) as (url, _):
+        few = client("eyas", link(tmp_path, "few"), url, prompts[0], 256)
+        many = benchmark.pedantic(
+            client, args=("eyas", link(tmp_path, "many"), url, prompts[1], 256), rounds=1
+        )
+    tell("memory of asking", **{f"MB_{prompts[0]}": few["memory_mb"], f"MB_{prompts[1]}": many["memory_mb"]})
+    if full:
+        assert many["memory_mb"] <= few["memory_mb"] + 20
+
+
+def link(folder: Path, name: str) -> Path:
+    """A folder of its own with the server's model."""
+    (folder / name).mkdir()
+    (folder / name / "model").symlink_to(folder / "model")
+    return folder / name
