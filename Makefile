@@ -41,7 +41,7 @@ sglang-cpu: $(TINY)/config.json $(SMOLLM2)/config.json  ## A real SGLang that ru
 
 # Nothing is resolved: SGLang's own requirements are CUDA's. torch comes first, with what its build needs.
 $(SGLANG)/installed: tests/sglang_cpu/requirements.txt $(wildcard tests/sglang_cpu/site/*.py)
-	@echo "Installing SGLang for CPUs into $(SGLANG): 3 GB, three to five minutes"
+	@echo "Installing SGLang for CPUs into $(SGLANG): 2.5 GB, two to five minutes"
 	@$(PYTHON) -m venv $(SGLANG)
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep ^torch== $<)
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
