@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eyas.config import ModelConfig, SamplingConfig
+from eyas.engines.http import Answer, Client
 from eyas.errors import EyasError
 from eyas.plugins import (
     Completion,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 LAUNCHER = Path(__file__).with_name("llamacpp_launcher.py")
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp reads this seed as "any"
-ANSWER_TIMEOUT = 600.0  # s for a reply of one token, which may wait for a long answer in every slot
 
 # llama.cpp samples in another order than everyone else (temperature last) and has samplers that others lack. Sent with
 # every request, so that `sampling:` means what it means to SGLang and vLLM, whatever the server's own defaults are.
@@ -248,56 +248,21 @@ def request_fields(
 
 
 class _Api:
-    """Blocking calls to one server, with kept connections. Raises Retry, Reject or EyasError as `generate` does."""
+    """Typed calls to one server. Raises Retry, Reject or EyasError as `generate` does."""
 
     def __init__(self, url: str, key: str | None, patience: int = 0) -> None:
-        """patience: how often a call is repeated when the server is away, after 0, 1, 2, 4… s."""
-        import requests
-        import urllib3
-        from requests.adapters import HTTPAdapter
-
-        self._url = url.rstrip("/")
-        self._session = requests.Session()
-        # Neither a proxy nor a .netrc entry of the environment belongs between us and the server.
-        self._session.trust_env = False
-        if key:
-            self._session.headers["Authorization"] = f"Bearer {key}"
-        repeat = urllib3.Retry(
-            total=patience,
-            backoff_factor=0.5,
-            status_forcelist=[503],
-            allowed_methods=None,
-            raise_on_status=False,
-        )
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=repeat, pool_maxsize=32))
+        """patience: as in Client."""
+        self._client = Client(url, key, patience)
 
     def get(self, path: str, kind: type[T]) -> T:
-        return self._call("GET", path, None, kind)
+        return self._read(self._client.get(path), kind)
 
     def post(self, path: str, fields: dict[str, Any], kind: type[T]) -> T:
-        return self._call("POST", path, msgspec.json.encode(fields), kind)
+        return self._read(self._client.post(path, fields), kind)
 
-    def _call(self, method: str, path: str, body: bytes | None, kind: type[T]) -> T:
-        from requests import RequestException
-        from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
-
-        try:
-            reply = self._session.request(
-                method,
-                self._url + path,
-                data=body,
-                headers={"Content-Type": "application/json"},
-                timeout=(5.0, ANSWER_TIMEOUT),
-            )
-        except (InvalidURL, InvalidSchema, MissingSchema) as error:
-            raise EyasError(
-                f"server.url: {self._url} is no address ({error}); it looks like http://host:port"
-            ) from None
-        except RequestException as error:
-            raise Retry(f"connection: {type(error).__name__}") from error
-        _check_status(reply.status_code, reply.content)
-        return _decode(reply.content, kind)
+    def _read(self, answer: Answer, kind: type[T]) -> T:
+        _check_status(*answer)
+        return _decode(answer.body, kind)
 
 
 # --- vocabulary --------------------------------------------------------------------------------------------------
