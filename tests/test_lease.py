@@ -214,6 +214,33 @@ class Doomed(Silent):
         return [f"model.kv_dtype: rounds {in_flight}", "server.engine.x: slow"]
 
 
+LARGE = """
+import os, pathlib, signal, sys, time
+if os.fork():
+    time.sleep(600)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = bytearray(400_000_000)
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+class Large(Silent):
+    """Its server is a process that ends at once and one that does so only when killed, and then takes a moment."""
+
+    def __init__(self, pid: Path) -> None:
+        super().__init__({}, MODEL)
+        self.pid = pid
+
+    def launch(self, python: str) -> list[Launch]:
+        return [Launch(argv=[python, "-c", LARGE, str(self.pid)], env={}, url=URL)]
+
+    def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+        if not self.pid.exists():
+            raise Retry("connection")
+        return super().inspect(url, key)
+
+
 @contextlib.contextmanager
 def client(state: Path, ceiling: int = 8) -> Iterator[Lease]:
     settings = access(state, "none", url=URL, concurrency=ceiling)
@@ -476,6 +503,16 @@ def test_many_starters_share_one_server_and_it_stops_when_idle(state: Path, own_
     eventually(lambda: not engines(own_model) and not supervisors(state), "an idle server stops", GONE)
     assert not endpoint.exists()
     assert not list(State(state).clients.iterdir())
+
+
+def test_a_server_has_let_go_of_everything_when_the_next_may_start(state: Path, tmp_path: Path) -> None:
+    """Else the next finds the port taken, or the GPUs' memory."""
+    settings = access(state, "none")
+    with hold(settings, Large(tmp_path / "pid"), LOG):
+        pass
+    while State(state).supervised():
+        pass
+    assert not (Path("/proc") / (tmp_path / "pid").read_text()).exists()
 
 
 @pytest.mark.engine

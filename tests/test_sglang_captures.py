@@ -465,6 +465,12 @@ STOP = {"type": "stop", "matched": 2}
         ),
         (
             400,
+            b'{"error":{"message":"Failed to compile regex grammar: [09:21:47] /project/cpp/grammar_parser.cc:106: EBNF lexer error"}}',
+            EyasError,
+            "sampling.regex: Failed to compile regex grammar: EBNF lexer error; correct it",
+        ),
+        (
+            400,
             b'{"error":{"message":"Invalid grammar request: req.grammar_key=(\'regex\', \'x\')"}}',
             EyasError,
             "sampling.regex: ",

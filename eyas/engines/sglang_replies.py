@@ -165,6 +165,8 @@ _TOO_LONG = re.compile(
 _MAY_PASS = re.compile(r"Duplicate request ID detected: |disconnected from the client side")
 _PROXY_STATUS = (408, 425)
 _GRAMMAR = re.compile(r"\b(regex|ebnf)( grammar\b|')")
+# What xgrammar puts before what it says: the time, which would make one mistake a different one for each job.
+_LOGGED = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _GRAMMAR_KEYS = {"regex": "sampling.regex", "ebnf": "sampling.grammar"}
 
 
@@ -194,7 +196,7 @@ def refuse(status: int, body: bytes) -> NoReturn:
     if "grammar" in message.lower():
         kind = _GRAMMAR.search(message)
         keys = _GRAMMAR_KEYS[kind[1]] if kind else "sampling.regex or sampling.grammar"
-        raise EyasError(f"{keys}: {message}; correct it")
+        raise EyasError(f"{keys}: {_LOGGED.sub('', message)}; correct it")
     raise EyasError(
         f"server.url: the server refuses the request (HTTP {status}: {message}); correct what it names in `sampling:`, or use SGLang 0.4.10 or later"
     )

@@ -8,6 +8,7 @@ engine's launchers notice: their stdin ends, and on Linux the kernel kills them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -21,8 +22,9 @@ import msgspec
 from eyas.server.state import Endpoint, Heartbeat, Plan, Process, State, locked, write_private
 
 POLL = 0.25  # s
-STOP_GRACE = 10.0  # s between SIGTERM and SIGKILL
-RESTART_PAUSE = 1.0  # s, for the port and the memory of the crashed process to come free
+STOP_GRACE = 10.0  # s between SIGTERM and SIGKILL, and as long for what was killed to be gone
+RESTART_PAUSE = 1.0  # s before a crashed process is started again
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class _Running:
@@ -42,6 +44,16 @@ class _Running:
     def signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
+
+    def kill(self) -> None:
+        """Kills the group and waits until none of it is left: a large process keeps its port and memory for a while."""
+        self.signal_group(signal.SIGKILL)
+        self.popen.wait()
+        deadline = time.monotonic() + STOP_GRACE
+        with contextlib.suppress(ChildProcessError):  # there is none any more
+            while time.monotonic() < deadline:
+                if os.waitpid(-self.popen.pid, os.WNOHANG) == (0, 0):
+                    time.sleep(0.01)
 
     def ending(self) -> str:
         code = self.popen.returncode
@@ -100,7 +112,7 @@ class Supervisor:
         """Restarts a crashed process; False if that is not to be."""
         if running.popen.poll() is None:
             return True
-        running.signal_group(signal.SIGKILL)
+        running.kill()
         say(f"{running.process.url} {running.ending()}{'' if self.ready else ' while loading'}")
         if not self.ready or running.restarts_left == 0:
             return False
@@ -119,8 +131,7 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.popen.wait(max(0.0, deadline - time.monotonic()))
             # Also after a clean end: the group may hold processes that the leader left behind.
-            running.signal_group(signal.SIGKILL)
-            running.popen.wait()
+            running.kill()
         say("stopped")
 
 
@@ -128,6 +139,12 @@ def say(text: str) -> None:
     # A full disk must not end the server.
     with contextlib.suppress(OSError):
         print(f"[eyas] {text}", flush=True)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent ends become children of this one, which can wait for their end; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def supervise(state: State, plan: Plan, started: int) -> None:
@@ -141,6 +158,7 @@ def supervise(state: State, plan: Plan, started: int) -> None:
     signal.signal(signal.SIGTERM, stop)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: None)
+    adopt_orphans()
     with locked(state.supervisor_lock):
         supervisor.offer()
         os.write(started, b"+")
