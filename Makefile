@@ -79,7 +79,7 @@ test-sglang: install model sglang-cpu  ## Those that need the real SGLang
 	python -m pytest -m sglang
 
 unit: install  ## The fast ones
-	python -m pytest -m "not workflow and not engine and not sglang and not fault" --ignore tests/bench
+	python -m pytest -m "not workflow and not engine and not sglang and not fault and not service" --ignore tests/bench
 
 bench: install  ## Benchmarks, as ratios to a reference of the same run
 	python -m pytest tests/bench --benchmark-only

@@ -19,6 +19,8 @@ from eyas.errors import EyasError
 from eyas.plugins import Engine
 from eyas.server.verdict import heed, keep
 
+pytestmark = pytest.mark.service
+
 CLOSED = "http://127.0.0.1:9"
 
 

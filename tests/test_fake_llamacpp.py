@@ -16,6 +16,8 @@ from test_llamacpp import capture
 from eyas.config import SamplingConfig
 from eyas.engines.llamacpp import REPLY_FIELDS, read_completion, request_fields
 
+pytestmark = pytest.mark.service
+
 KEPT = Path(__file__).parent / "data" / "llamacpp" / "exchanges"
 SHARED = Path(__file__).parents[2] / "shared" / "captures" / "llamacpp"
 VOCABULARY = 259

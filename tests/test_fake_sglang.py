@@ -16,6 +16,8 @@ from test_fake_llamacpp import misfits
 from test_sglang import KEY, serving
 from test_sglang_captures import KEPT, exchanges
 
+pytestmark = pytest.mark.service
+
 
 def differences(fake: Any, real: Any) -> list[str]:
     """Where keys or types differ, to either side.

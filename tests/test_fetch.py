@@ -16,6 +16,8 @@ from fake_hub import COMMIT, Hub, hub
 
 from eyas.hub import Manifest, reference
 
+pytestmark = pytest.mark.service
+
 ROOT = Path(__file__).parent.parent
 PARQUET = random.Random(0).randbytes(25_000_000)
 CHUNK = 10 * 1024 * 1024  # huggingface_hub writes so many bytes at a time

@@ -26,6 +26,8 @@ from eyas.records import Finish, Response
 from eyas.render import Renderer
 from eyas.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.service
+
 # What the packages lack of the models' own files: how a prompt ends, and the end tokens.
 DEEPSEEK_TEMPLATE = (
     "<｜begin▁of▁sentence｜>{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}"

@@ -19,6 +19,8 @@ from eyas.records import Message, Prompt
 from eyas.render import Refused, Renderer
 from eyas.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.service
+
 LOOK = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},

@@ -27,6 +27,8 @@ from eyas.engines.sglang_options import SglangOptions
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Completion, GenerateRequest, Load, Reject, Retry
 
+pytestmark = pytest.mark.service
+
 FAKE = Path(__file__).with_name("fake_sglang.py")
 KEY = "sk-of-the-tests"
 

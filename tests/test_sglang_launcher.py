@@ -20,6 +20,8 @@ import pytest
 from eyas.engines.sglang_causes import explain
 from eyas.engines.sglang_options import LAUNCHER
 
+pytestmark = pytest.mark.service
+
 KEY = "a-key-nobody-may-see"
 
 SETTINGS = """

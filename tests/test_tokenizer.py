@@ -27,6 +27,8 @@ from eyas.errors import EyasError
 from eyas.plugins import Reject
 from eyas.tokenizer import AWKWARD_TEXT, HubTokenizer, _load, load_tokenizer
 
+pytestmark = pytest.mark.service
+
 NAMES = ["qwen3", "deepseek_v3", "deepseek_v4", "gptoss"]
 
 

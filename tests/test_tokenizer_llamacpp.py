@@ -16,6 +16,8 @@ from eyas.records import Message
 from eyas.render import Renderer
 from eyas.tokenizer import AWKWARD_TEXT, HubTokenizer, load_tokenizer
 
+pytestmark = pytest.mark.service
+
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 TEXTS = [
     AWKWARD_TEXT,
