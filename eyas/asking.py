@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eyas.config import ModelConfig, ServerConfig
+import msgspec
+
+from eyas.capacity import Moments, running, sentence
+from eyas.config import AccessSettings, ModelConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, Unanswered
-from eyas.plugins import Busy, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
+from eyas.plugins import Busy, Engine, GenerateRequest, Pool, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # characters; rendering more would hold up the event loop, so it goes to a thread
+KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
 NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
     key="self-test",
@@ -101,7 +105,7 @@ class Asking:
         self,
         plan: Plan,
         accepts: Accepts,
-        server: ServerConfig,
+        access: AccessSettings,
         engine: Engine,
         lease: Lease,
         journal: Journal,
@@ -109,7 +113,8 @@ class Asking:
         show: ProgressFile,
     ) -> None:
         """Reads from `journal`, appends to `writer`; `journal` may be older than what is appended."""
-        self.plan, self.accepts, self.server, self.engine, self.lease = plan, accepts, server, engine, lease
+        self.plan, self.accepts, self.engine, self.lease = plan, accepts, engine, lease
+        self.server, self.ceiling = access.server, access.ceiling
         self.journal, self.writer, self.show = journal, writer, show
         self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
@@ -120,9 +125,10 @@ class Asking:
         self.in_flight: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
         self.stirred = asyncio.Event()  # a request has landed, or the share may have changed
-        self.fleet = Fleet(lease, engine, server, show.progress)
+        self.fleet = Fleet(lease, engine, self.server, show.progress)
         self.exhausted = False
         self.completions = self.silent = 0
+        self.lengths = Moments()
         self.recent: deque[tuple[float, int]] = deque()
 
     def _added_in(self, *sequences: list[int]) -> dict[str, int]:
@@ -156,7 +162,7 @@ class Asking:
         jobs = self._jobs()
         while not self.budget.reached:
             self._raise_failures()
-            while not self.exhausted and len(self.in_flight) < self.show.progress.allowance:
+            while not self.exhausted and not self.failure and self._may_ask():
                 job = await anext(jobs, None)
                 if job is None:
                     break
@@ -168,6 +174,9 @@ class Asking:
                 return
             self.stirred.clear()
             await self.stirred.wait()
+
+    def _may_ask(self) -> bool:
+        return len(self.in_flight) < self.show.progress.allowance
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self.in_flight.discard(task)
@@ -345,11 +354,21 @@ class Asking:
             split = self.plan.reasoning.split(reply)
             self.silent += split.asked and split.state in NO_REASONING
         self.completions += 1
+        self.lengths.add(len(reply.prompt_ids), len(reply.output_ids))
+        if self.completions == KNOWN_LENGTHS:
+            self._tell_capacity()
         if self.plan.settings.reasoning_required and self.silent == self.completions == SILENT_LIMIT:
             raise EyasError(
                 f"datasets.{self.plan.settings.dataset}: none of the first {SILENT_LIMIT} answers has any reasoning; "
                 f"check model.reasoning and model.template_options, or set reasoning_required: false"
             )
+
+    def _tell_capacity(self) -> None:
+        """Says in the log how many requests really run, now that lengths are known."""
+        if told := self.lease.manifest.get("capacity"):
+            pool = msgspec.convert(told, Pool)
+            lengths = self.lengths.lengths(self.plan.settings.sampling.max_new_tokens)
+            log.info("%s", sentence(pool, lengths, running(pool, lengths, self.ceiling)))
 
     def _finish(self, pending: _Pending, tokens: int) -> None:
         pending.left -= 1

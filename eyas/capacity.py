@@ -8,13 +8,13 @@ jumps up again whenever a request had to be pushed out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from eyas.errors import EyasError
+from eyas.plugins import Pool
 
 RATIO_FIRST, RATIO_LAST = 0.7, 0.098  # SGLANG_INIT_NEW_TOKEN_RATIO, and 0.14 of it
 RESERVE_MOST = 4096  # tokens; SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION
@@ -23,23 +23,14 @@ _BYTES = {"fp32": 4, "f32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "f16": 2,
 _BYTES |= {"fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
-class Pool(Struct, frozen=True, kw_only=True):
-    """What a server can hold. tokens: of KV cache. max_running: most requests it decodes at once, None if untold.
-
-    conservativeness: factor of the reserve, SGLang's --schedule-conservativeness; 0 for servers that reserve nothing.
-    """
-
-    tokens: int
-    max_running: int | None = None
-    conservativeness: float = 1.0
-
-    def times(self, servers: int) -> Pool:
-        """What so many of these hold together."""
-        return msgspec.structs.replace(
-            self,
-            tokens=self.tokens * servers,
-            max_running=None if self.max_running is None else self.max_running * servers,
-        )
+def together(pools: Sequence[Pool]) -> Pool:
+    """What several servers hold; the most careful reserve of theirs."""
+    most = [pool.max_running for pool in pools if pool.max_running is not None]
+    return Pool(
+        tokens=sum(pool.tokens for pool in pools),
+        max_running=sum(most) if len(most) == len(pools) else None,
+        conservativeness=max(pool.conservativeness for pool in pools),
+    )
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
@@ -56,7 +47,31 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
         Long answers are more often met running than short ones, so this is E[L²] / 2E[L], not E[L] / 2.
         """
-        return (self.output**2 + self.output_sd**2) / (2 * self.output)
+        return (self.output**2 + self.output_sd**2) / (2 * self.output) if self.output else 0.0
+
+
+class Moments:
+    """Lengths as they come."""
+
+    def __init__(self) -> None:
+        self._count = self._prompt = self._output = self._squares = 0
+
+    def add(self, prompt: int, output: int) -> None:
+        """One finished request, in tokens."""
+        self._count += 1
+        self._prompt += prompt
+        self._output += output
+        self._squares += output * output
+
+    def lengths(self, max_new_tokens: int) -> Lengths:
+        """All so far; needs one at least."""
+        mean = self._output / self._count
+        return Lengths(
+            prompt=self._prompt / self._count,
+            output=mean,
+            output_sd=max(self._squares / self._count - mean * mean, 0.0) ** 0.5,
+            max_new_tokens=max_new_tokens,
+        )
 
 
 class Running(Struct, frozen=True, kw_only=True):

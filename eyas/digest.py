@@ -24,7 +24,6 @@ TRANSPORT = frozenset(
         "eyas",
         "eyas.errors",
         "eyas.progress",
-        "eyas.capacity",
         "eyas.fleet",
         "eyas.server.lease",
         "eyas.server.verdict",

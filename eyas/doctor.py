@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from eyas.asking import NO_REASONING, PLAIN_PROMPT, prepare
-from eyas.capacity import Lengths, Pool, kv_bytes_per_token, running, sentence
+from eyas.capacity import Lengths, kv_bytes_per_token, running, sentence
 from eyas.config import AccessSettings, Config, Stages
 from eyas.errors import EyasError
-from eyas.plugins import Completion, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
+from eyas.plugins import Completion, Engine, GenerateRequest, Pool, Reasoning, Reject, Retry, Tokenizer
 from eyas.recordfile import read_records
 from eyas.records import Finish, Prompt, Reply
 from eyas.render import Refused
@@ -194,7 +194,7 @@ def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterato
         yield Finding("stop id", "ok", f"answers end with {told}")
     else:
         yield Finding("stop id", "warning", f"no trial answer ended by itself within {ANSWER_TOKENS} tokens")
-    yield from _limits(stages, engine, lease, lengths)
+    yield from _limits(stages, lease, lengths)
 
 
 async def _answers(
@@ -286,14 +286,13 @@ def _short(text: str) -> str:
     return flat if len(flat) <= SHOWN else flat[: SHOWN - 1] + "…"
 
 
-def _limits(stages: Stages, engine: Engine, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
+def _limits(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
     """Effective limits and capacity, for the trials' prompts and answers of half the limit."""
     manifest = lease.manifest.get("mixed", [lease.manifest])[0]
-    one = engine.capacity(manifest)
-    if one is None:
+    if "capacity" not in lease.manifest:
         yield Finding("capacity", "warning", "the server does not tell what its KV cache holds")
         return
-    pool = one.times(lease.manifest["processes"])
+    pool = msgspec.convert(lease.manifest["capacity"], Pool)
     for lane, name in {section.lane: name for name, section in stages.config.datasets.items()}.items():
         section = stages.config.datasets[name]
         access = stages.access(name)

@@ -135,7 +135,7 @@ def _ask(
     with hold(access, engine, log) as lease, Journal(journal_folder) as journal:
         if journal.server(lease.manifest_id) is None:
             writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))
-        uvloop.run(Asking(plan, accepts, access.server, engine, lease, journal, writer, show).run())
+        uvloop.run(Asking(plan, accepts, access, engine, lease, journal, writer, show).run())
 
 
 def _raise_file_limit(concurrency: int) -> None:

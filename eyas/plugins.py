@@ -39,7 +39,6 @@ from eyas.records import Finish, Message, ReasoningState, Response
 if TYPE_CHECKING:
     import aiohttp
 
-    from eyas.capacity import Pool
     from eyas.config import ModelConfig, SamplingConfig
 
 GROUP = "eyas"
@@ -190,6 +189,17 @@ class Tokenizer(Protocol):
         options: Mapping[str, Any],
     ) -> str:
         """The prompt's text, as ChatTemplate.apply gives it, with its errors."""
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """What a server can hold. tokens: of KV cache. max_running: most requests it decodes at once, None if untold.
+
+    conservativeness: factor of the reserve, SGLang's --schedule-conservativeness; 0 for servers that reserve nothing.
+    """
+
+    tokens: int
+    max_running: int | None = None
+    conservativeness: float = 1.0
 
 
 @dataclass(frozen=True)

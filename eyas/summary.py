@@ -23,11 +23,13 @@ import pandas as pd
 import pyarrow as pa
 from msgspec import Struct
 
+from eyas.capacity import Lengths, running, sentence
 from eyas.columns import read_columns
 from eyas.config import DATASET_STAGES, SummarySettings
 from eyas.errors import EyasError
 from eyas.hours import Throughput, throughput
 from eyas.mix import MixReport
+from eyas.plugins import Pool
 from eyas.recordfile import atomic, read_seal
 from eyas.report.figures import Part, StageUse, Summary
 from eyas.report.markdown import markdown
@@ -45,7 +47,7 @@ DATASET_FILES = {
     "train": ("train.parquet",),
 }
 MIX_FILES = ("train.parquet", "eval.parquet", "mix.json")
-TIMING_COLUMNS = ["server", "started", "finished", "output_tokens", "used"]
+TIMING_COLUMNS = ["server", "started", "finished", "prompt_tokens", "output_tokens", "used"]
 MANIFEST_FORMAT = 2
 MOST_REASONS = 5  # in a warning
 
@@ -78,11 +80,13 @@ def summarise(
     parts = {name: part([stats[name]], [timing[name]], [budgets[name]]) for name in settings.datasets}
     total = part(list(stats.values()), list(timing.values()), list(budgets.values()))
     everything = pd.concat(timing.values(), ignore_index=True)
+    longest = max(settings.job("generate", name)["sampling"]["max_new_tokens"] for name in settings.datasets)
     summary = Summary(
         warnings=warnings(parts, total),
         datasets=parts,
         total=total,
         servers={str(server): _rates(rows) for server, rows in everything.groupby("server", observed=True)},
+        capacity=capacity(everything, manifests, longest),
         stages=stages(benchmarks, settings.datasets, exports),
         mix=read_mix(results / "train" / "mix.json"),
     )
@@ -93,6 +97,24 @@ def summarise(
     _write(out / "manifest.json", _json(manifest))
     _write(out / "report.html", render(summary, stats, manifest).encode())
     return summary
+
+
+def capacity(replies: pd.DataFrame, manifests: dict[str, Any], max_new_tokens: int) -> dict[str, str]:
+    """By server: how many of the requests that were in flight it ran, at the lengths that were measured."""
+    told = {}
+    for server, rows in replies.groupby("server", observed=True):
+        manifest = manifests.get(str(server)) or {}
+        if "capacity" not in manifest:
+            continue
+        pool = msgspec.convert(manifest["capacity"], Pool)
+        lengths = Lengths(
+            prompt=float(rows["prompt_tokens"].mean()),
+            output=float(rows["output_tokens"].mean()),
+            output_sd=float(rows["output_tokens"].std(ddof=0)),
+            max_new_tokens=max_new_tokens,
+        )
+        told[str(server)] = sentence(pool, lengths, running(pool, lengths, _rates(rows).peak_in_flight))
+    return told
 
 
 def _json(value: Any) -> bytes:
@@ -108,7 +130,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def read_timing(path: Path) -> pd.DataFrame:
-    """One row per delivered reply: server, started, finished, output_tokens, used."""
+    """One row per delivered reply: server, started, finished, prompt_tokens, output_tokens, used."""
     table: pd.DataFrame = pa.Table.from_batches(read_columns(path, TIMING_COLUMNS)).to_pandas()
     return table
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from eyas.capacity import Lengths, Pool, kv_bytes_per_token, running, sentence
+from eyas.capacity import Lengths, Moments, kv_bytes_per_token, running, sentence, together
 from eyas.errors import EyasError
+from eyas.plugins import Pool
 
 KIMI = {"text_config": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 61}}
 
@@ -104,3 +105,18 @@ def test_the_sentence_names_the_numbers_and_the_setting() -> None:
     slots = Pool(tokens=8192, max_running=8)
     slots = Pool(tokens=10_000_000, max_running=8)
     assert "at most 8 at once" in sentence(slots, lengths(300), running(slots, lengths(300), 32))
+
+
+def test_servers_add_up_and_the_most_careful_reserve_counts() -> None:
+    pools = [Pool(tokens=100, max_running=4), Pool(tokens=50, max_running=2, conservativeness=2.0)]
+    assert together(pools) == Pool(tokens=150, max_running=6, conservativeness=2.0)
+    assert together([*pools, Pool(tokens=1)]).max_running is None
+
+
+def test_moments_are_those_of_the_lengths() -> None:
+    moments = Moments()
+    for prompt, output in ((10, 100), (20, 300), (30, 200)):
+        moments.add(prompt, output)
+    found = moments.lengths(500)
+    assert (found.prompt, found.output) == (20, 200)
+    assert found.output_sd == pytest.approx(81.65, abs=0.01)

@@ -12,7 +12,6 @@ import yaml
 from stage import ENGINE, Stage, fake_server
 
 from eyas import doctor
-from eyas.capacity import Pool
 from eyas.cli import main
 from eyas.doctor import Finding, examine, open_files, room_on_disk
 from eyas.errors import EyasError
@@ -158,15 +157,14 @@ def test_generate_heeds_a_no_go_until_it_is_mended_or_told_to_go_on(tmp_path: Pa
         heed(access)
 
 
-def test_capacity_is_told_per_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_told_per_lane(tmp_path: Path) -> None:
     stage = Stage(
         tmp_path, ["Why?"], server={"lanes": {"long": {"concurrency": 300}}}, dataset={"lane": "long"}
     )
-    monkeypatch.setattr(Engine, "capacity", lambda self, manifest: Pool(tokens=2000))
     with fake_server(tmp_path) as server:
         found = by_name(findings(stage, server.url))
     assert "300 in flight" in found["capacity of lane long"].text
-    assert "2,000 tokens" in found["capacity of lane long"].text
+    assert "decodes at most 64 at once" in found["capacity of lane long"].text
 
 
 def test_the_command(

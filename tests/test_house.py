@@ -18,10 +18,11 @@ PACKAGE = ROOT / "eyas"
 # Floors from the ground up; a module may import from its own floor and those below. `plugins` finds the plugin
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
-    {"errors", "records", "progress", "capacity"},
+    {"errors", "records", "progress"},
     {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
         "admission",
+        "capacity",
         "journal",
         "pieces",
         "chat_template",

@@ -31,6 +31,7 @@ from eyas.plugins import (
     Engine,
     GenerateRequest,
     Launch,
+    Pool,
     Register,
     Reject,
     Retry,
@@ -636,6 +637,11 @@ class LlamaCpp(Engine):
                 raise EyasError(
                     f"server.url: asked for {name} {value}, the server applies {applied[name]}; start it without sampling settings of its own"
                 )
+
+    def capacity(self, manifest: Mapping[str, Any]) -> Pool:
+        # Each slot has a context of its own, so nothing is held back for what is still to come.
+        slots = manifest["slots"]
+        return Pool(tokens=slots * manifest["slot_context"], max_running=slots, conservativeness=0.0)
 
     def tokenizer(self, url: str, key: str | None) -> Tokenizer:
         """As in Engine. Needs the model file here, also with `server.url`."""

@@ -29,6 +29,7 @@ from eyas.plugins import (
     GenerateRequest,
     Launch,
     Load,
+    Pool,
     Register,
     Reject,
     Retry,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from eyas.capacity import Pool
     from eyas.tokenizer import HubTokenizer
 
 LOAD_TIMEOUT = 10.0  # s

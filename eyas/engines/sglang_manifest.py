@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 
-from eyas.capacity import Pool
 from eyas.config import ModelConfig
 from eyas.engines.http import Client
 from eyas.engines.sglang_options import kv_dtype, weight_dtype
 from eyas.engines.sglang_replies import refuse
 from eyas.errors import EyasError
 from eyas.hub import tokenizer_folder
-from eyas.plugins import Retry
+from eyas.plugins import Pool, Retry
 
 # Settings that say how the model is served; equal launches have them equal.
 SETTINGS = (

@@ -62,13 +62,14 @@ class StageUse(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """summary.json. warnings: sentences, for what nobody may overlook. servers: rates by server-manifest id. stages: those
-    that Snakemake has a benchmark of.
+    """summary.json. warnings: sentences, for what nobody may overlook. servers: rates by server-manifest id. capacity: by the
+    same, how many requests really ran and what bounds them, in a sentence. stages: those that Snakemake has a benchmark of.
     """
 
     warnings: list[str]
     datasets: dict[str, Part]
     total: Part
     servers: dict[str, Throughput]
+    capacity: dict[str, str]
     stages: dict[str, StageUse]
     mix: MixReport

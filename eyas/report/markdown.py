@@ -32,6 +32,7 @@ def markdown(summary: Summary) -> str:
             ],
         ),
         totals(summary.total),
+        *(f"Server {server[:8]}: {told}." for server, told in summary.capacity.items()),
     ]
     total = summary.total
     if total.skipped:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import eyas
+from eyas.capacity import together
 from eyas.config import AccessSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.plugins import Engine, Retry
@@ -171,9 +172,13 @@ def _join(engine: Engine, manifests: list[dict[str, Any]]) -> dict[str, Any]:
             raise EyasError(
                 f"server.url: the servers hold different models ({name} {' and '.join(sorted(found))}); list servers of one model"
             )
+    whole: dict[str, Any] = {"processes": len(manifests)}
+    pools = [pool for manifest in manifests if (pool := engine.capacity(manifest)) is not None]
+    if len(pools) == len(manifests):
+        whole["capacity"] = msgspec.to_builtins(together(pools))
     if all(manifest == manifests[0] for manifest in manifests):
-        return {**manifests[0], "processes": len(manifests)}
-    return {"mixed": sorted(manifests, key=fingerprint), "processes": len(manifests)}
+        return {**manifests[0], **whole}
+    return {"mixed": sorted(manifests, key=fingerprint), **whole}
 
 
 def _in_job_without_gpus() -> bool:
