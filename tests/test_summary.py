@@ -93,6 +93,21 @@ def manifest_of(run, datasets=None, **sections):
     return json.loads((run / "out" / "manifest.json").read_bytes())
 
 
+def test_it_says_how_many_requests_really_ran_and_what_bound_them(run):
+    server = next(iter(summarised(run).servers))
+    assert summarised(run).capacity == {}, "the server told nothing of its capacity"
+    told = {"capacity": {"tokens": 200, "max_running": None, "conservativeness": 1.0}}
+    manifests = {server: {**(MANIFESTS.get(server) or {}), **told}}
+    made = stages(budgets(A=1000, B=2000))
+    exports = sorted((run / "results/train/exports/tokens").glob("*.jsonl.zst"))
+    code = json.loads(code_digests(made))
+    summary = summarise(made.summary(), run / "results", exports, run / "logs", manifests, code, run / "out")
+    peak = summary.servers[server].peak_in_flight
+    assert summary.capacity[server].startswith(f"{peak} in flight, about ")
+    assert summary.capacity[server] in (run / "out" / "summary.md").read_text()
+    assert "200 tokens" in (run / "out" / "report.html").read_text()
+
+
 def test_parts_add_up_to_the_total(run):
     summary = summarised(run)
     assert list(summary.datasets) == ["A", "B"]

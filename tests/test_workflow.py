@@ -460,3 +460,23 @@ def test_every_dataset_of_a_run_is_seen_from_its_start(tmp_path: Path) -> None:
         "beta": ("pending", 0, 6),
         "gamma": ("pending", 0, 0),
     }
+
+
+def test_the_reference_run_plans_itself_without_a_network(tmp_path: Path) -> None:
+    """Every job of the eight datasets at full size, in an empty folder, with nothing fetched."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--cores", "4", "--dry-run", "--quiet", "rules"),
+            *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)),
+            *("--configfile", str(ROOT / "configs" / "kimi-k2.5.yaml")),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
+    assert {counts[rule] for rule in ("prompts_of_dataset", "generate", "validate", "train_of_dataset")} == {
+        "8"
+    }
+    assert counts["fetch_from_hub"] == "9"
