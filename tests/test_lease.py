@@ -334,7 +334,7 @@ def in_lanes(state: State, lane: str | None) -> contextlib.AbstractContextManage
 def test_a_lane_has_a_ceiling_of_its_own(tmp_path: Path) -> None:
     state = State(tmp_path)
     with in_lanes(state, "long") as long, in_lanes(state, "long") as longer, in_lanes(state, None) as short:
-        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=1000))
+        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=1000, looked=time.time()))
         assert long.share({URL: 0}, 100) == 6
         assert longer.share({URL: 0}, 100) == 0
         pause()
@@ -345,14 +345,14 @@ def test_a_lane_has_a_ceiling_of_its_own(tmp_path: Path) -> None:
 def test_lanes_share_what_the_servers_gate_lets_through(tmp_path: Path) -> None:
     state = State(tmp_path)
     with in_lanes(state, "long") as long, in_lanes(state, None) as short:
-        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=10))
+        long.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=10, looked=time.time()))
         assert long.share({URL: 0}, 100) == 6
         assert short.share({URL: 0}, 100) == 4
         pause()
         assert long.share({URL: 6}, 100) == 5
         # Two servers let through twice as much; one in doubt lets through nothing.
         other = URL + "1"
-        long.move(other, lambda gate, *_: msgspec.structs.replace(gate, limit=10))
+        long.move(other, lambda gate, *_: msgspec.structs.replace(gate, limit=10, looked=time.time()))
         pause()
         assert short.share({URL: 4, other: 0}, 100) == 14
         pause()
@@ -365,7 +365,7 @@ def test_a_gate_is_everybodys_and_sees_what_all_have_in_flight(tmp_path: Path) -
 
     def move(gate: Gate, outstanding: int, ceiling: int, _now: float) -> Gate:
         seen.append((outstanding, ceiling))
-        return msgspec.structs.replace(gate, limit=gate.limit - 1)
+        return msgspec.structs.replace(gate, limit=gate.limit - 1, looked=time.time())
 
     with in_lanes(state, "long") as long, in_lanes(state, None) as short:
         long.share({URL: 2}, 100)
@@ -374,6 +374,17 @@ def test_a_gate_is_everybodys_and_sees_what_all_have_in_flight(tmp_path: Path) -
         gate = short.gate(URL)
         assert gate is not None and gate.limit == 15
         assert seen == [(7, 26)]
+
+
+def test_a_gate_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    with in_lanes(state, None) as shares:
+        now = time.time()
+        shares.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=1, looked=now))
+        assert shares.share({URL: 0}, 100) == 1
+        shares.move(URL, lambda gate, *_: msgspec.structs.replace(gate, limit=1, looked=now - 61))
+        pause()
+        assert shares.share({URL: 0}, 100) == 16
 
 
 def test_a_server_is_looked_at_by_one_client_at_a_time(tmp_path: Path) -> None:

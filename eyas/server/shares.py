@@ -20,6 +20,7 @@ from eyas.config import ServerConfig
 from eyas.errors import EyasError
 from eyas.server.state import BEAT, Heartbeat, State, locked, write_private
 
+FORGOTTEN = 60.0  # s without a look, after which what a gate knows is of an earlier run
 SHARE_INTERVAL = 0.2  # s for which a share is good; bounds the file operations of a busy client
 
 Move = Callable[[Gate, int, int, float], Gate]  # (gate, outstanding, ceiling, now) → gate
@@ -138,11 +139,15 @@ class Shares:
     # --- gates -------------------------------------------------------------------------------------------------------
 
     def _gates(self, urls: Sequence[str]) -> dict[str, int]:
-        kept = self._client.state.read_gates()
-        return {
-            url: kept[url].limit if url in kept else new_gate(all_lanes(self._server), 0.0).limit
-            for url in urls
-        }
+        kept, now = self._client.state.read_gates(), time.time()
+        return {url: self._current(kept, url, now).limit for url in urls}
+
+    def _current(self, kept: dict[str, Gate], url: str, now: float) -> Gate:
+        """The gate that is kept, or a new one where nobody has looked for so long that the server may be another."""
+        gate = kept.get(url)
+        if gate is not None and now - gate.looked < FORGOTTEN:
+            return gate
+        return new_gate(all_lanes(self._server), now)
 
     def move(self, url: str, how: Move) -> Gate:
         """Changes the gate of one server, seen by all clients at once."""
@@ -150,7 +155,7 @@ class Shares:
         with locked(state.shares_lock):
             now = time.time()
             gates = state.read_gates()
-            gate = gates.get(url) or new_gate(all_lanes(self._server), now)
+            gate = self._current(gates, url, now)
             beats = state.live_clients().values()
             outstanding = sum(beat.outstanding.get(url, 0) for beat in beats)
             gates[url] = how(gate, outstanding, all_lanes(self._server), now)
@@ -167,7 +172,7 @@ class Shares:
         with locked(state.shares_lock):
             now = time.time()
             gates = state.read_gates()
-            gate = gates.get(url) or new_gate(all_lanes(self._server), now)
+            gate = self._current(gates, url, now)
             if now - gate.looked < interval:
                 return False
             gates[url] = msgspec.structs.replace(gate, looked=now)
