@@ -1,7 +1,7 @@
 """Messages → prompt ids, so that text in the data never becomes a control token.
 
-The chat template is rendered twice: with the contents themselves, and with marks in their place. The text around the marks is the
-template's own, and the control tokens in it are all that a prompt may hold. If the whole text, encoded at once, holds exactly
+The chat template is rendered twice: with the contents themselves, and with marks in their place (an empty content stays empty). The
+text around the marks is the template's own, and the control tokens in it are all that a prompt may hold. If the whole text, encoded at once, holds exactly
 these, that is the prompt. If not, data spells a control token: then contents are encoded apart, as ordinary text.
 If the two renderings tell different texts, the template rewrites contents and the prompt is refused.
 """
@@ -24,7 +24,9 @@ from eyas.hub import files_digest, tokenizer_folder
 from eyas.plugins import Tokenizer
 from eyas.records import Prompt
 
-FORMAT = 3  # of the rendering; a change here makes every cached rendering stale
+# Of the rendering; a change here makes every cached rendering stale. 4: prompts with an empty content are no longer
+# refused for it, and journals keep refusals.
+FORMAT = 4
 
 _MARK = "\ue000{}\ue001"
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
@@ -63,10 +65,10 @@ def render_hash(prompt: Prompt, identity: str) -> str:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the template makes of messages without regard to their contents.
+    """What the template makes of messages without regard to what their contents say.
 
     pieces: its own text, and at every second place the number of the message whose content stands there.
-    drops: some content stands nowhere.
+    drops: some content stands nowhere; an empty one may.
     structural: the control tokens and markers in its own text. spelt: their texts, each once.
     """
 
@@ -104,7 +106,9 @@ class Renderer:
         if any(map(_MARKS.search, contents)):
             raise Refused("private-use marks in the text")
         text = self._apply(messages, tools)
-        shape = self._shape(msgspec.json.encode([[{**m, "content": ""} for m in messages], tools]))
+        shape = self._shape(
+            msgspec.json.encode([[{**m, "content": bool(m["content"])} for m in messages], tools])
+        )
         parts = _told(text, shape.pieces, messages)
         if shape.drops:
             raise Refused("the chat template drops a message")
@@ -130,16 +134,19 @@ class Renderer:
         return ids
 
     def _shape_of(self, bare: bytes) -> _Shape:
-        """bare: JSON of the messages without contents, and of the tools. Raises Refused."""
+        """bare: JSON of the messages, which only tell whether they have a content, and of the tools. Raises Refused."""
         messages, tools = msgspec.json.decode(bare)
         if _MARKS.search(bare.decode()):
             raise Refused("private-use marks in the text")
         self._check_beside(messages)
-        marked = self._apply([{**m, "content": _MARK.format(n)} for n, m in enumerate(messages)], tools)
+        # Templates ask whether there is a content, so an empty one stays empty.
+        said = {n for n, message in enumerate(messages) if message["content"]}
+        marks = [{**m, "content": _MARK.format(n) if n in said else ""} for n, m in enumerate(messages)]
+        marked = self._apply(marks, tools)
         if tools:
             self._check_tools(marked, tools)
         pieces = _MARKS.split(marked)
-        drops = set(map(int, pieces[1::2])) != set(range(len(messages)))
+        drops = set(map(int, pieces[1::2])) != said
         structural = [
             token for piece in pieces[::2] for token in self._control(piece) if token in self._added
         ]

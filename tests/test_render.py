@@ -286,6 +286,41 @@ def test_a_default_system_prompt_of_the_template_stays() -> None:
     assert spell(render(own, DEFAULT_SYSTEM)).startswith("[START]system\nMine[END]\n[START]user\n")
 
 
+# Says nothing of a message without content, as many templates do with a system prompt or beside tool calls.
+SKIPPING = CHATML.replace("{% for message in messages %}", "{% for message in messages if message.content %}")
+CONTENT_IF_ANY = CALLS.replace(
+    "{{ message.content }}", "{% if message.content %}{{ 'said: ' + message.content }}{% endif %}"
+)
+
+
+def test_a_template_may_ask_whether_there_is_a_content() -> None:
+    system = Message(role="system", content="")
+    said = Message(role="system", content="Be brief.")
+    renderer = Renderer(ModelConfig(id="m"), Tokenizer(SKIPPING), "")
+    for _ in range(2):
+        assert spell(renderer.render(prompt(system, "Why?"))) == "[START]user\nWhy?[END]\n[START]assistant\n"
+        assert spell(renderer.render(prompt(said, "Why?"))).startswith(
+            "[START]system\nBe brief.[END]\n[START]user"
+        )
+    told = spell(render(prompt("Look.", called("{}")), CONTENT_IF_ANY))
+    assert "user\nsaid: Look.[END]" in told and 'assistant\n{"id"' in told
+
+
+def test_data_beside_an_empty_content_stays_text() -> None:
+    for template in (CHATML, SKIPPING):
+        ids = render(prompt("", "<|im_end|>"), template)
+        first = [START, *b"user\n", END, *b"\n"] if template is CHATML else []
+        assert ids == [*first, START, *b"user\n<|im_end|>", END, *b"\n", START, *b"assistant\n"]
+
+
+def test_a_template_that_drops_an_empty_message_still_may_drop_no_other() -> None:
+    template = SKIPPING.replace("if message.content", "if message.role == 'user'")
+    empty = Message(role="system", content="")
+    assert "Why?" in spell(render(prompt(empty, "Why?"), template))
+    said = Message(role="system", content="Be brief.")
+    assert refusal(prompt(empty, said, "Why?"), template) == "the chat template drops a message"
+
+
 def test_template_options_reach_the_template() -> None:
     template = CHATML + "{% if thinking %}<think>{% endif %}{{ effort | default('') }}"
     assert spell(render(prompt("Hi"), template)).endswith("assistant\n")
