@@ -21,12 +21,15 @@ from eyas.asking import NO_REASONING, PLAIN_PROMPT, prepare
 from eyas.capacity import Lengths, kv_bytes_per_token, running, sentence
 from eyas.config import AccessSettings, Config, Stages
 from eyas.errors import EyasError
-from eyas.plugins import Completion, Engine, GenerateRequest, Pool, Reasoning, Reject, Retry, Tokenizer
+from eyas.plugins import Busy, Completion, Engine, GenerateRequest, Pool, Reasoning, Reject, Retry, Tokenizer
 from eyas.recordfile import read_records
 from eyas.records import Finish, Prompt, Reply
 from eyas.render import Refused
+from eyas.units import with_options
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from eyas.server.lease import Lease
 
 ANSWER_TOKENS = 512  # of a dataset's trial answer: enough to see how it begins; a long one is cut
@@ -85,9 +88,10 @@ def _told(manifest: dict[str, Any]) -> str:
 
 
 def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
-    """Disk needed at most, against what is free where journal and results lie."""
+    """Disk that is still needed at most, against what is free where journal and results lie."""
     needed, unbounded = 0, []
     for name, section in config.datasets.items():
+        needed -= _written(Path(config.journal) / name) + _written(results / name)
         planned = _rows(results / name / "prompts.jsonl.zst") or section.rows
         most = planned and planned * section.samples * section.sampling.max_new_tokens
         known = [bound for bound in (section.budget_tokens, most) if bound]
@@ -101,6 +105,7 @@ def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
             "warning",
             f"how much {', '.join(unbounded)} will write is unknown: they have neither budget_tokens, rows nor prompts yet (snakemake prompts)",
         )
+    needed = max(needed, 0)
     for folder in {_existing(Path(config.journal)), _existing(results)}:
         free = shutil.disk_usage(folder).free
         state: Literal["ok", "no-go"] = "ok" if free > needed else "no-go"
@@ -110,6 +115,11 @@ def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
             state,
             f"up to {needed / 1e9:,.3g} GB needed, {free / 1e9:,.3g} GB free in {folder}{remedy}",
         )
+
+
+def _written(folder: Path) -> int:
+    """Bytes of the files in a folder that an earlier run has filled."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _rows(prompts: Path) -> int | None:
@@ -151,7 +161,7 @@ def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterato
     section = dict(stages.model.reasoning)
     reasoning = stages.registry.create("reasoning", section.pop("name"), section, "model.reasoning")
     assert isinstance(reasoning, Reasoning)
-    tokenizer, renderer = prepare(engine, lease, stages.model, reasoning)
+    tokenizer, renderer = prepare(engine, lease, with_options(stages.model, reasoning), reasoning)
     yield Finding("tokenizer", "ok", "known texts and ids agree; reasoning format and chat template fit")
     trials, without = [], []
     for name, dataset in stages.config.datasets.items():
@@ -163,6 +173,9 @@ def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterato
             ids = renderer.render(prompt or PLAIN_PROMPT)
         except (Refused, Reject) as reason:
             yield Finding(name, "warning", f"its first prompt is refused: {reason}")
+            continue
+        except Retry as cause:
+            yield Finding(name, "no-go", f"the server cannot encode its first prompt: {cause}")
             continue
         limit = min(dataset.sampling.max_new_tokens, ANSWER_TOKENS)
         trials.append(_Trial(name, prompt or PLAIN_PROMPT, ids, limit))
@@ -212,7 +225,7 @@ async def _answers(
                 config.datasets[trial.dataset].sampling, max_new_tokens=trial.limit
             )
             ask = GenerateRequest(prompt_ids=trial.ids, sampling=sampling, seed=seed)
-            tasks.append(asyncio.create_task(engine.generate(session, lease.urls[0], ask)))
+            tasks.append(asyncio.create_task(_twice(engine, session, lease.urls[0], ask)))
         if tasks:
             await asyncio.wait(tasks, timeout=PATIENCE)
         found = [_outcome(task) for task in tasks]
@@ -220,6 +233,17 @@ async def _answers(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return found
+
+
+async def _twice(
+    engine: Engine, session: aiohttp.ClientSession, url: str, ask: GenerateRequest
+) -> Completion:
+    """The completion; what may pass is tried once more."""
+    try:
+        return await engine.generate(session, url, ask)
+    except Retry:
+        await asyncio.sleep(1.0)
+        return await engine.generate(session, url, ask)
 
 
 def _outcome(task: asyncio.Task[Completion]) -> Completion | BaseException | None:
@@ -244,6 +268,8 @@ def _judged(
         )
     if isinstance(answer, Reject):
         return Finding(name, "warning", f"the server refuses its first prompt: {answer}")
+    if isinstance(answer, Busy):
+        return Finding(name, "warning", f"the server is too busy for a trial answer: {answer}")
     if isinstance(answer, Retry | EyasError):
         return Finding(name, "no-go", f"its trial request failed: {answer}")
     if isinstance(answer, BaseException):

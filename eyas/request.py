@@ -12,7 +12,7 @@ import msgspec
 
 from eyas.config import ModelConfig, SamplingConfig
 
-FORMAT = 2  # a change here makes every journalled answer stale
+FORMAT = 3  # a change here makes every journalled answer stale
 
 _IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dtype")
 
@@ -20,15 +20,17 @@ _IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dty
 class Hasher:
     """Hashes requests to one model with one set of sampling fields.
 
+    stop_ids: at which answers end, where the client tells them; with llama.cpp they are in the weight file.
     Left out on purpose: address, engine version, tp, memory settings, context length. They do not choose tokens, or are told
     by a warning (server manifest); a prompt that would not leave room for the answer is never sent.
     """
 
-    def __init__(self, model: ModelConfig, sampling: SamplingConfig) -> None:
+    def __init__(self, model: ModelConfig, sampling: SamplingConfig, stop_ids: Sequence[int] = ()) -> None:
         constant = {
             "format": FORMAT,
             "model": {name: getattr(model, name) for name in _IDENTITY},
             "sampling": msgspec.to_builtins(sampling),
+            "stop_ids": sorted(stop_ids),
         }
         self._start = hashlib.sha256(json.dumps(constant, sort_keys=True).encode())
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from eyas.budget import Budget
-from eyas.config import GenerateSettings
+from eyas.config import GenerateSettings, ModelConfig
 from eyas.journal import Journal, Rendered, Unanswered
 from eyas.judge import Judge
 from eyas.plugins import Reasoning, Registry
@@ -18,6 +17,7 @@ from eyas.recordfile import read_records, read_seal
 from eyas.records import Prompt, Reply, Response
 from eyas.render import render_hash, render_identity
 from eyas.request import Hasher
+from eyas.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,13 @@ class Plan:
 
     def __init__(self, settings: GenerateSettings, prompts: Path, registry: Registry) -> None:
         self.reasoning = _reasoning(settings, registry)
-        self.settings, self._prompts = _with_options(settings, self.reasoning.template_options), prompts
+        self.settings = replace(settings, model=with_options(settings.model, self.reasoning))
+        self._prompts = prompts
         self.prompts = read_seal(prompts).rows
         self.planned = self.prompts * settings.samples
-        self._hasher = Hasher(settings.model, settings.sampling)
+        # An end that was missing from the tokenizer's files, or is new there, makes other answers.
+        stop_ids = load_tokenizer(settings.model).stop_ids if settings.model.tokenizer is not None else []
+        self._hasher = Hasher(settings.model, settings.sampling, stop_ids)
         self.identity = render_identity(self.settings.model, self.reasoning.prefill)
 
     def units(self, journal: Journal) -> Iterator[Unit]:
@@ -88,11 +91,9 @@ def _reasoning(settings: GenerateSettings, registry: Registry) -> Reasoning:
     return reasoning
 
 
-def _with_options(settings: GenerateSettings, options: dict[str, Any]) -> GenerateSettings:
-    """The settings with the reasoning format's options of the chat template under the config's own."""
-    model = settings.model
-    model = replace(model, template_options={**options, **model.template_options})
-    return replace(settings, model=model)
+def with_options(model: ModelConfig, reasoning: Reasoning) -> ModelConfig:
+    """The model with the reasoning format's options of the chat template under the config's own."""
+    return replace(model, template_options={**reasoning.template_options, **model.template_options})
 
 
 class Accepts:

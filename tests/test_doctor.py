@@ -13,9 +13,11 @@ from stage import ENGINE, Stage, fake_server
 
 from eyas import doctor
 from eyas.cli import main
+from eyas.config import ModelConfig
 from eyas.doctor import Finding, examine, open_files, room_on_disk
+from eyas.engines.llamacpp import LlamaCpp
 from eyas.errors import EyasError
-from eyas.plugins import Engine
+from eyas.plugins import Busy, Engine
 from eyas.server.verdict import heed, keep
 
 pytestmark = pytest.mark.service
@@ -116,14 +118,20 @@ def test_settings_that_hurt_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(tmp_path, ["Why?"] * 3, dataset={"budget_tokens": 10_000_000})
+    stage = Stage(tmp_path, ["Why?"], dataset={"budget_tokens": 10_000_000, "rows": 3})
     _, _, stages = stage.settings(CLOSED)
+    monkeypatch.chdir(tmp_path)
     # Three prompts of at most 400 tokens bind before the budget does.
     usage = shutil.disk_usage(tmp_path)._replace(free=3 * 400 * doctor.BYTES_PER_TOKEN + 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    assert {one.state for one in room_on_disk(stages.config, tmp_path)} == {"ok"}
+    empty = tmp_path / "nowhere"
+    assert {one.state for one in room_on_disk(stages.config, empty)} == {"ok"}
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=usage.free - 1))
-    assert {one.state for one in room_on_disk(stages.config, tmp_path)} == {"no-go"}
+    assert {one.state for one in room_on_disk(stages.config, empty)} == {"no-go"}
+    # What an earlier part of the run has written is not needed again.
+    Path("journal/alpha").mkdir(parents=True)
+    Path("journal/alpha/000001.jsonl.zst").write_bytes(bytes(1000))
+    assert {one.state for one in room_on_disk(stages.config, empty)} == {"ok"}
     unknown = list(room_on_disk(Stage(tmp_path, ["Why?"]).settings(CLOSED)[2].config, tmp_path / "nowhere"))
     assert unknown[0].state == "warning" and "alpha" in unknown[0].text
 
@@ -155,6 +163,33 @@ def test_generate_heeds_a_no_go_until_it_is_mended_or_told_to_go_on(tmp_path: Pa
         Stage(tmp_path, ["Why?"], server={"ignore_doctor": True}).run(server.url)
         keep(access, [])
         heed(access)
+
+
+def test_prompts_are_rendered_as_generate_renders_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reasoning format's own options of the chat template."""
+    seen = []
+
+    def prepare(engine: Engine, lease: object, model: ModelConfig, reasoning: object) -> None:
+        seen.append(model.template_options)
+        raise EyasError("far enough")
+
+    monkeypatch.setattr(doctor, "prepare", prepare)
+    with fake_server(tmp_path) as server:
+        findings(Stage(tmp_path, ["Why?"], model={"reasoning": {"name": "qwen3"}}), server.url)
+    assert seen == [{"enable_thinking": True}]
+
+
+def test_a_busy_server_is_no_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(*_: object) -> None:
+        raise Busy("full")
+
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        monkeypatch.setattr(LlamaCpp, "generate", generate)
+        found = findings(stage, server.url)
+    assert reasons(found) == [] and "too busy" in by_name(found)["alpha"].text
 
 
 def test_capacity_is_told_per_lane(tmp_path: Path) -> None:

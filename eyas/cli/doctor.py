@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     engine = stages.registry.create("engine", section.pop("name"), section, "server.engine", stages.model)
     assert isinstance(engine, Engine)
     reasons = []
+    keep(stages.access(), ["doctor: it did not finish"])
     for finding in examine(stages, Path("results"), engine):
         head = f"{MARKS[finding.state]:>7}  {finding.name}: "
         print(textwrap.fill(head + finding.text, 118, subsequent_indent=" " * 9), flush=True)
