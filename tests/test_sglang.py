@@ -181,6 +181,19 @@ def test_what_the_server_would_cut_silently_is_asked_for_and_recorded(
 
 
 @pytest.mark.parametrize("version", DIALECTS)
+def test_an_answer_that_just_fits_is_whole_and_one_token_less_is_cut(folder: Path, version: str) -> None:
+    whole = answer([7, 8], 10**6)
+    with serving(folder, "--version", version) as url:
+        made = engine(folder)
+        made.inspect(url, None)
+        fits = ask(made, url, [7, 8], max_new_tokens=len(whole))
+        cut = ask(made, url, [7, 8], max_new_tokens=len(whole) - 1)
+    assert (fits.output_ids, fits.effective_max_new) == (whole, len(whole))
+    assert (fits.finish.type, fits.finish.matched) == ("stop", END)
+    assert (cut.output_ids, cut.finish.type) == (whole[:-1], "length")
+
+
+@pytest.mark.parametrize("version", DIALECTS)
 def test_a_prompt_that_does_not_fit_is_rejected_unsent(folder: Path, tmp_path: Path, version: str) -> None:
     record = tmp_path / "requests"
     with serving(folder, "--version", version, "--record", str(record)) as url:

@@ -28,6 +28,7 @@ from eyas.engines.sglang_replies import (
 )
 from eyas.errors import EyasError
 from eyas.plugins import Load, Reject, Retry
+from eyas.records import Finish
 
 KEPT = Path(__file__).parent / "data" / "sglang"
 SHARED = Path(__file__).parents[2] / "shared" / "captures" / "sglang"
@@ -428,6 +429,9 @@ STOP = {"type": "stop", "matched": 2}
         (200, generated([], STOP), Retry, "token ids lost"),
         (200, generated([5, 6], STOP), Retry, "token ids lost"),
         (200, generated([5], {"type": "length", "length": 2}), Retry, "token ids lost"),
+        (200, generated([5] * 5, {"type": "length", "length": 3}), Retry, "more token ids than told"),
+        (200, generated([5, 6, 2], {"type": "length", "length": 2}), Retry, "more token ids than told"),
+        (200, generated([5] * 9, {"type": "length", "length": 9}), Retry, "more token ids than told"),
         (200, generated([5], {"type": "tool_calls"}), Retry, "ended by 'tool_calls'"),
         (200, generated([5, 2], STOP)[:-9], Retry, "cut short"),
         (200, b"", Retry, "cut short"),
@@ -479,7 +483,7 @@ STOP = {"type": "stop", "matched": 2}
 )
 def test_failures_are_told_apart(status: int, body: bytes, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)) as caught:
-        read_completion(status, body, 8)
+        read_completion(status, body, 8, stop_ids=[2])
     assert type(caught.value) is kind
 
 
@@ -487,6 +491,25 @@ def test_a_server_that_holds_less_than_asked_lowers_the_effective_limit() -> Non
     body = generated([5] * 298, {"type": "length", "length": 298})
     assert read_completion(200, body, 600).effective_max_new == 298
     assert read_completion(200, body, 298).effective_max_new == 298
+
+
+def test_an_answer_that_ends_with_the_last_allowed_token_is_a_whole_one() -> None:
+    """0.5.5 and 0.4.10 look at the length first."""
+    (_, middle), *_ = exchanges("mid055_eos_and_length_same_step")
+    (_, old), *_ = exchanges("old0410_eos_and_length_same_step")
+    assert middle["json"]["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+    ids = middle["json"]["output_ids"]
+    # The capture of 0.4.10 did not ask for ids.
+    old["json"]["meta_info"]["output_token_logprobs"] = [[-0.5, token, None] for token in ids]
+    for reply, in_logprobs in ((middle, False), (old, True)):
+        whole = read_completion(200, body_of(reply), 600, ids_in_logprobs=in_logprobs, stop_ids=[7, 1])
+        assert (whole.finish, whole.output_ids, whole.effective_max_new) == (
+            Finish(type="stop", matched=1),
+            ids,
+            600,
+        )
+        cut = read_completion(200, body_of(reply), 600, ids_in_logprobs=in_logprobs, stop_ids=[7])
+        assert (cut.finish, cut.effective_max_new) == (Finish(type="length"), 5)
 
 
 def test_counts_come_from_ids_whatever_the_server_counts() -> None:

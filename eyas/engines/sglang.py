@@ -235,7 +235,13 @@ class Sglang(Engine):
         except (aiohttp.ClientError, OSError) as error:
             raise Retry(f"connection: {type(error).__name__}") from error
         try:
-            return read_completion(status, raw, limit, ids_in_logprobs=dialect.ids_in_logprobs)
+            return read_completion(
+                status,
+                raw,
+                limit,
+                ids_in_logprobs=dialect.ids_in_logprobs,
+                stop_ids=tokenizer.stop_ids,
+            )
         except TooLong as refusal:
             # It fits what this server said it holds, so the server is not what it was: it must be looked at again.
             raise Retry(f"{refusal}, which has changed") from refusal

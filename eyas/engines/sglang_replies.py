@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,9 @@ from msgspec import Struct
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Completion, Load, Reject, Retry
 from eyas.records import Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # SGLang reports a token outside the vocabulary as if this stop string had come.
 NAN = "NaN happened"
@@ -65,8 +68,10 @@ _decoder = msgspec.json.Decoder(_Generated)
 _logprobs_decoder = msgspec.json.Decoder(_GeneratedWithLogprobs)
 
 
-def read_completion(status: int, body: bytes, limit: int, *, ids_in_logprobs: bool = False) -> Completion:
-    """The completion in a reply to /generate that asked for at most `limit` tokens.
+def read_completion(
+    status: int, body: bytes, limit: int, *, ids_in_logprobs: bool = False, stop_ids: Sequence[int] = ()
+) -> Completion:
+    """The completion in a reply to /generate that asked for at most `limit` tokens, ended by one of `stop_ids`.
 
     ids_in_logprobs: the server tells ids only beside log-probabilities, as 0.4.10 does.
     Raises Retry or Busy for what may pass, Reject for a prompt that never will, EyasError for what stops the run.
@@ -86,8 +91,14 @@ def read_completion(status: int, body: bytes, limit: int, *, ids_in_logprobs: bo
     if reason.type == "length" and reason.length is not None:
         if len(ids) < reason.length:
             raise Retry("token ids lost")
-        # Fewer than asked for: the server's context, KV cache or own limit is the smaller one.
-        finish, effective = Finish(type="length"), min(limit, reason.length)
+        if len(ids) > min(limit, reason.length):
+            raise Retry("more token ids than told or asked for")
+        if ids[-1] in stop_ids:
+            # 0.4.10 and 0.5.5 look at the length first, but the answer is whole.
+            finish, effective = Finish(type="stop", matched=ids[-1]), limit
+        else:
+            # Fewer than asked for: the server's context, KV cache or own limit is the smaller one.
+            finish, effective = Finish(type="length"), reason.length
     elif reason.type == "stop" and isinstance(reason.matched, int):
         if ids[-1] != reason.matched:
             raise Retry("token ids lost")
