@@ -63,7 +63,7 @@ def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -
     )
     if load.retractions is not None:
         gate = msgspec.structs.replace(gate, retractions=load.retractions)
-    if retracted and now >= gate.closed_until:
+    if retracted and outstanding and now >= gate.closed_until:
         return _step_back(gate, RETRACTION_RETREAT * min(outstanding, load.running + load.waiting), now)
     wanted = max(QUEUE_LEAST, math.ceil(QUEUE_SHARE * load.running))
     seen = load.running + load.waiting
@@ -71,6 +71,8 @@ def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -
         return gate  # older than what was sent since
     if now - gate.changed < SETTLE:
         return gate
+    if load.running == 0 and load.waiting and now - gate.changed < PATIENCE:
+        return gate  # the first prompts are still being read
     if load.waiting > 2 * wanted:
         limit = max(load.running + wanted, 1)
         return _moved(gate, limit, now, eager=False) if limit < gate.limit else gate

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eyas.server.lease import Lease
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
-LONG_PROMPT = 20_000  # characters; rendering more would hold up the event loop, so it goes to a thread
+LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
 NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 
 def _size(prompt: Prompt) -> int:
-    """Characters of a prompt's messages."""
-    return sum(len(message.content) for message in prompt.messages)
+    """Bytes of a prompt's messages and tools."""
+    return len(msgspec.json.encode(prompt.messages)) + len(msgspec.json.encode(prompt.tools))
 
 
 def prepare(
@@ -149,6 +149,8 @@ class Asking:
         ) as self.session:
             self.fleet.start(self.session)
             self.ticker = asyncio.create_task(self._tick())
+            # Its end is an error, which must not wait for a reply to be seen.
+            self.ticker.add_done_callback(lambda _: self.stirred.set())
             try:
                 await self._loop()
             finally:

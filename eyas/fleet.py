@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from eyas.admission import Gate, follow, pushed_back, replied
+from eyas.admission import FIRST, Gate, follow, pushed_back, replied
 from eyas.config import ServerConfig
 from eyas.errors import EyasError
 from eyas.plugins import Engine
@@ -45,6 +45,7 @@ class Fleet:
         self._tokens: dict[str, float] = dict.fromkeys(
             lease.urls, 0.0
         )  # as outstanding, but of tokens to come
+        self._limits: dict[str, int] = dict.fromkeys(lease.urls, FIRST)  # of their gates, as last seen
         self._brought: dict[str, list[int]] = {
             url: [] for url in lease.urls
         }  # output tokens of each new reply
@@ -55,6 +56,7 @@ class Fleet:
         self._watch: asyncio.Task[None] | None = None
         self._tells_load = type(engine).load is not Engine.load
         self.last_sign = time.monotonic()
+        self._told = False
 
     def start(self, session: aiohttp.ClientSession) -> None:
         self._watch = asyncio.create_task(self._watch_loads(session))
@@ -71,10 +73,10 @@ class Fleet:
     # --- one request -------------------------------------------------------------------------------------------------
 
     async def free(self) -> str:
-        """The server with the fewest tokens to come; waits while all are in doubt."""
+        """The server with the fewest tokens to come for what its gate lets through; waits while all are in doubt."""
         while not (urls := self._in_use()):
             await self._wait_for(*self._doubts.values())
-        return min(urls, key=lambda url: self._tokens[url])
+        return min(urls, key=lambda url: self._tokens[url] / self._limits[url])
 
     @contextlib.contextmanager
     def asking(self, url: str, tokens: float) -> Iterator[None]:
@@ -122,8 +124,12 @@ class Fleet:
     async def share(self, demand: int) -> None:
         """Asks for this job's part of what may be in flight; told in `progress.allowance`."""
         outstanding = {url: self.outstanding[url] for url in self._in_use()}
-        with contextlib.suppress(OSError):  # a full disk: the last share stays good
+        try:
             self.progress.allowance = await asyncio.to_thread(self.lease.shares.share, outstanding, demand)
+        except OSError as error:  # a full disk: the last share stays good
+            if not self._told:
+                log.warning("server.state: cannot be written (%s); this job keeps its share", error)
+            self._told = True
 
     def _in_use(self) -> list[str]:
         return [url for url in self.lease.urls if url not in self._doubts]
@@ -131,8 +137,11 @@ class Fleet:
     async def _watch_loads(self, session: aiohttp.ClientSession) -> None:
         """Moves the gates by what the servers say of their load or, where they say nothing, by what they brought."""
         while True:
-            gates = [await self._look(session, url) for url in self._in_use()]
-            loads = [gate.load for gate in gates if gate is not None and gate.load is not None]
+            loads = []
+            for url in self._in_use():
+                if gate := await self._look(session, url):
+                    self._limits[url] = gate.limit
+                    loads += [gate.load] if gate.load else []
             if loads:
                 self.progress.queued = sum(load.waiting for load in loads)
                 used = [load.kv_use for load in loads if load.kv_use is not None]
@@ -142,7 +151,10 @@ class Fleet:
     async def _look(self, session: aiohttp.ClientSession, url: str) -> Gate | None:
         load = None
         if self._tells_load:
-            if not await asyncio.to_thread(self.lease.shares.due, url, LOOK):
+            due = True
+            with contextlib.suppress(OSError):  # a full disk must not end the run
+                due = await asyncio.to_thread(self.lease.shares.due, url, LOOK)
+            if not due:
                 return self.lease.shares.gate(url)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_MOST):
@@ -175,7 +187,8 @@ class Fleet:
         began = time.monotonic()
         while not await self._generates(url):
             self.progress.message = f"{url} does not answer; waiting for it"
-            if self.silent_since(began):
+            # A server that is busy with long answers is no silent one; each has its own deadline.
+            if self.silent_since(began) and not any(self.outstanding[other] for other in self._in_use()):
                 raise EyasError(
                     f"the server has not generated anything for {self.server.start_timeout:.0f} s "
                     f"({', '.join(self.lease.urls)}); start it again and run the same command: finished responses are kept"

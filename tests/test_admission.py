@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import msgspec
 import pytest
 
 from eyas.admission import COOL_DOWN, SETTLE, Gate, follow, new_gate, pushed_back, replied
@@ -111,6 +112,18 @@ def test_a_retraction_is_a_small_step_back_and_then_a_rest() -> None:
     # As long as it rests, neither more retractions nor an empty queue move it.
     assert follow(after, Load(95, 0, 0.9, 6), 95, 500, now=20.0 + COOL_DOWN / 2).limit == 95
     assert follow(after, Load(95, 0, 0.9, 5), 95, 500, now=20.0 + COOL_DOWN + SETTLE).limit > 95
+
+
+def test_a_slow_first_prefill_does_not_close_the_gate() -> None:
+    gate = new_gate(500, 0.0)
+    assert follow(gate, Load(0, 16), 16, 500, now=3.0) == msgspec.structs.replace(
+        gate, looked=3.0, load=Load(0, 16)
+    )
+
+
+def test_a_retraction_of_others_alone_closes_nothing() -> None:
+    gate = Gate(limit=100, eager=False, retractions=4)
+    assert follow(gate, Load(80, 20, 0.97, 5), 0, 500, now=20.0).limit >= 88
 
 
 def test_retractions_from_before_our_time_count_for_nothing() -> None:

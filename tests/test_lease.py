@@ -192,9 +192,10 @@ class Sized(Silent):
         super().__init__({}, MODEL)
         self.sizes = {f"http://{name}": size for name, size in sizes.items()}
         self.looks = 0
+        self.settings: dict[str, Any] = {}  # of all of them
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
-        return {"engine": self.name, "size": self.sizes[url], "address": url}
+        return {"engine": self.name, "size": self.sizes[url], "address": url, **self.settings}
 
     def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
         self.looks += 1
@@ -319,6 +320,12 @@ def test_the_dead_keep_no_share(tmp_path: Path) -> None:
         assert not dead.exists()
 
 
+def test_of_more_clients_than_requests_each_has_its_turn() -> None:
+    served = [sum(fair_share(3, [10, 50, 7, 100, 10], turn)[i] for turn in range(5)) for i in range(5)]
+    assert served == [3] * 5
+    assert all(sum(fair_share(3, [10, 50, 7, 100, 10], turn)) == 3 for turn in range(5))
+
+
 def in_lanes(state: State, lane: str | None) -> contextlib.AbstractContextManager[Shares]:
     """A client of a server with room for 6 long requests and 20 others."""
 
@@ -435,6 +442,35 @@ def test_a_server_that_comes_back_as_another_model_is_refused(tmp_path: Path) ->
         assert lease.healthy("http://a")
         with pytest.raises(EyasError, match=r"http://b came back with another model \(size 2, it was 1\)"):
             lease.healthy("http://b")
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_server_that_comes_back_with_other_settings_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: str
+) -> None:
+    servers = Sized(**dict.fromkeys(names, 1))
+    servers.settings = {"engine_version": "x 1", "tp_size": 4, "accelerator": None}
+    caplog.set_level(logging.WARNING)
+
+    def warned() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    with hold(access(tmp_path, "none", url=[f"http://{name}" for name in names]), servers, LOG) as lease:
+        assert lease.healthy("http://a") and lease.healthy("http://a")
+        assert not warned(), "it is as it was"
+        servers.settings = {"engine_version": "x 2", "tp_size": 4, "accelerator": "H200"}
+        assert lease.healthy("http://a") and lease.healthy("http://a")
+        assert warned() == [
+            "http://a came back with other settings (accelerator None → H200, engine_version x 1 → x 2); "
+            "answers from now on are kept with those before"
+        ]
+        servers.settings["tp_size"] = 8
+        assert lease.healthy("http://a")
+        assert [text.partition(";")[0] for text in warned()] == [
+            "http://a came back with other settings (tp_size 4 → 8)"
+        ]
 
 
 def test_a_look_at_a_servers_model_is_good_for_a_moment(

@@ -20,17 +20,22 @@ from eyas.config import ServerConfig
 from eyas.errors import EyasError
 from eyas.server.state import BEAT, Heartbeat, State, locked, write_private
 
+TURN = 30.0  # s after which another client has what is left over
 FORGOTTEN = 60.0  # s without a look, after which what a gate knows is of an earlier run
 SHARE_INTERVAL = 0.2  # s for which a share is good; bounds the file operations of a busy client
 
 Move = Callable[[Gate, int, int, float], Gate]  # (gate, outstanding, ceiling, now) → gate
 
 
-def fair_share(ceiling: int, demands: Sequence[int]) -> list[int]:
-    """`ceiling` requests shared by water-filling: all get the same, and what one cannot use goes to the others."""
-    shares = [0] * len(demands)
+def fair_share(ceiling: int, demands: Sequence[int], turn: int = 0) -> list[int]:
+    """`ceiling` requests shared by water-filling: all get the same, and what one cannot use goes to the others.
+
+    What is left over goes to each in turn, so that of more clients than requests none waits for ever.
+    """
+    count = len(demands)
+    shares = [0] * count
     left = ceiling
-    by_demand = sorted(range(len(demands)), key=lambda i: demands[i])
+    by_demand = sorted(range(count), key=lambda i: (min(demands[i], ceiling), (i - turn) % count))
     for rank, i in enumerate(by_demand):
         shares[i] = min(demands[i], left // (len(demands) - rank))
         left -= shares[i]
@@ -111,7 +116,9 @@ class Shares:
             beats[mine] = Heartbeat("", lane=self._client.lane, outstanding=outstanding, demand=demand)
             wanted = self._within_lanes(beats)
             through = sum(self._gates(list(outstanding)).values())
-            fair = dict(zip(wanted, fair_share(through, list(wanted.values())), strict=True))[mine]
+            names = sorted(wanted)
+            parts = fair_share(through, [wanted[name] for name in names], int(time.time() // TURN))
+            fair = dict(zip(names, parts, strict=True))[mine]
             taken = {name: beat.taken for name, beat in beats.items() if name != mine}
             in_lane = sum(taken[name] for name in taken if beats[name].lane == self._client.lane)
             left = min(through - sum(taken.values()), self.ceiling(self._client.lane) - in_lane)
@@ -132,7 +139,7 @@ class Shares:
             # A lane of another run's config that this one does not know is held to what it has.
             known = lane is None or lane in self._server.lanes
             ceiling = self.ceiling(lane) if known else sum(beats[name].taken for name in names)
-            parts = fair_share(ceiling, [beats[name].demand for name in names])
+            parts = fair_share(ceiling, [beats[name].demand for name in names], int(time.time() // TURN))
             wanted |= dict(zip(names, parts, strict=True))
         return wanted
 
