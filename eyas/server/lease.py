@@ -37,6 +37,8 @@ LOOK_INTERVAL = 0.5  # s for which a look at a server's model is good: none is r
 STOP_WAIT = 30.0  # s for a supervisor that is on its way out
 LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
 
+_log = logging.getLogger(__name__)
+
 
 class Lease:
     """A server that has really generated, and this client's part of it.
@@ -60,6 +62,7 @@ class Lease:
         self.manifest_id = fingerprint(manifest)
         self.shares, self._engine, self._check = shares, engine, check
         self._looked_at: dict[str, float] = {}
+        self._seen: dict[str, dict[str, Any]] = {}  # by address: the last manifest
 
     def healthy(self, url: str | None = None) -> bool:
         """Whether `url`, or else some process of the server, really generates. Takes a second or more.
@@ -72,6 +75,7 @@ class Lease:
             except Retry:
                 continue
             self._compare(asked, manifest)
+            self._warn_of_changes(asked, manifest)
             return True
         self.check()
         return False
@@ -86,12 +90,37 @@ class Lease:
             self._compare(url, identity)
         self._looked_at[url] = now
 
-    def _compare(self, url: str, manifest: dict[str, Any]) -> None:
+    def _warn_of_changes(self, url: str, manifest: dict[str, Any]) -> None:
+        """Settings do not choose tokens, so another version or tp is no error, but nobody should have to guess."""
+
+        def changes(was: dict[str, Any]) -> list[str]:
+            return [
+                f"{name} {was.get(name)} → {manifest[name]}"
+                for name in sorted(manifest)
+                if manifest[name] != was.get(name)
+            ]
+
+        # Which of mixed servers had which manifest is not kept: it was the likest.
+        was = [self._seen[url]] if url in self._seen else self._known
+        if changed := min(map(changes, was), key=len):
+            _log.warning(
+                "%s came back with other settings (%s); answers from now on are kept with those before",
+                url,
+                ", ".join(changed),
+            )
+        self._seen[url] = manifest
+
+    @property
+    def _known(self) -> list[dict[str, Any]]:
+        """The manifests at the start."""
         known: list[dict[str, Any]] = self.manifest.get("mixed", [self.manifest])
+        return known
+
+    def _compare(self, url: str, manifest: dict[str, Any]) -> None:
         for name in self._engine.model_fields:
-            if manifest.get(name) not in [one.get(name) for one in known]:
+            if manifest.get(name) not in [one.get(name) for one in self._known]:
                 raise EyasError(
-                    f"server.url: {url} came back with another model ({name} {manifest.get(name)}, it was {known[0].get(name)}); "
+                    f"server.url: {url} came back with another model ({name} {manifest.get(name)}, it was {self._known[0].get(name)}); "
                     f"serve the same model again, or give this one a config of its own"
                 )
 
