@@ -506,6 +506,35 @@ def test_a_reply_that_does_not_come_whole_is_asked_for_again(folder: Path, fault
         assert ask(made, relay.url, [5]).output_ids == answer([5], 4096)
 
 
+def test_only_the_first_look_at_a_server_waits_long_for_its_reply(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later ones are given up by who asks, and would pile up at a server that hangs."""
+    made = engine(folder)
+    with serving(folder) as url, socket.create_server(("127.0.0.1", 0)) as hanging:
+        made.inspect(url, None)
+        waits: list[float] = []
+        call = requests.Session.request
+
+        def noted(self: requests.Session, *arguments: Any, **fields: Any) -> requests.Response:
+            waits.append(fields["timeout"][1])
+            return call(self, *arguments, **fields)
+
+        monkeypatch.setattr(requests.Session, "request", noted)
+        made.inspect(url, None)
+        made.identify(url, None)
+        assert set(waits) == {60.0}
+        waits.clear()
+        engine(folder).inspect(url, None)
+        assert set(waits) == {600.0}
+        monkeypatch.setattr("eyas.engines.sglang.LOOK_TIMEOUT", 0.2)
+        silent = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        made._dialects[silent] = made._dialects[url]
+        for look in (made.inspect, made.identify):
+            with pytest.raises(Retry, match=r"^connection: "):
+                look(silent, None)
+
+
 def test_a_server_that_is_gone_is_a_retry_for_every_call(folder: Path) -> None:
     made = engine(folder)
     with serving(folder) as url:

@@ -26,13 +26,15 @@ class Answer(NamedTuple):
 class Client:
     """One server, with kept connections."""
 
-    def __init__(self, url: str, key: str | None, patience: int = 0) -> None:
-        """patience: how often a call is repeated when the server is away, after 0, 1, 2, 4… s."""
+    def __init__(
+        self, url: str, key: str | None, patience: int = 0, reply_timeout: float = REPLY_TIMEOUT
+    ) -> None:
+        """patience: how often a call is repeated when the server is away, after 0, 1, 2, 4… s. reply_timeout: in s."""
         import requests
         import urllib3
         from requests.adapters import HTTPAdapter
 
-        self._url = url.rstrip("/")
+        self._url, self._timeout = url.rstrip("/"), (CONNECT_TIMEOUT, reply_timeout)
         self._session = requests.Session()
         # Neither a proxy nor a .netrc entry of the environment belongs between us and the server.
         self._session.trust_env = False
@@ -65,7 +67,7 @@ class Client:
                 self._url + path,
                 data=body,
                 headers={"Content-Type": "application/json"},
-                timeout=(CONNECT_TIMEOUT, REPLY_TIMEOUT),
+                timeout=self._timeout,
             )
         except (InvalidURL, InvalidSchema, MissingSchema) as error:
             raise EyasError(

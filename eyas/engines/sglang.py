@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from eyas.config import ModelConfig, SamplingConfig
 from eyas.engines import sglang_manifest
-from eyas.engines.http import Answer, Client
+from eyas.engines.http import REPLY_TIMEOUT, Answer, Client
 from eyas.engines.sglang_causes import explain
 from eyas.engines.sglang_options import SglangOptions, check_model, launches, warnings
 from eyas.engines.sglang_replies import LOADS, TooLong, has_ids, read_completion
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from eyas.tokenizer import HubTokenizer
 
 LOAD_TIMEOUT = 10.0  # s
+LOOK_TIMEOUT = 60.0  # s for each reply to a look at a server that is known; nobody waits longer for one
 SAFE_PROMPT = [0]  # in any vocabulary; an id outside it, or no id at all, ends a server on CPUs
 TEST_TOKENS = 32
 
@@ -170,7 +171,7 @@ class Sglang(Engine):
     # --- what the server is --------------------------------------------------------------------------------------
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
-        client = Client(url, key)
+        client = self._client(url, key)
         info, checkpoint = self._look(client)
         loads, accelerator = _find_loads(client)
         self._dialects[url.rstrip("/")] = _probe(
@@ -186,7 +187,12 @@ class Sglang(Engine):
         return sglang_manifest.manifest(info, accelerator)
 
     def identify(self, url: str, key: str | None) -> dict[str, Any]:
-        return sglang_manifest.identity(self._look(Client(url, key))[0])
+        return sglang_manifest.identity(self._look(self._client(url, key))[0])
+
+    def _client(self, url: str, key: str | None) -> Client:
+        """For a look. The first may wait long for a server that warms up, or has a long queue."""
+        known = url.rstrip("/") in self._dialects
+        return Client(url, key, reply_timeout=LOOK_TIMEOUT if known else REPLY_TIMEOUT)
 
     def _look(self, client: Client) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the server says of itself, and its checkpoint; checked against `model:`."""
