@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
-from eyas.journal import Answered
+import msgspec
+import zstandard
+
+from eyas.journal import Answered, AnyEntry
 from eyas.records import Delivery, Finish, Message, Origin, Prompt, Reply, Response
 
 
@@ -53,3 +57,10 @@ def prompt(key: str, text: str = "Hello?", **changes: Any) -> Prompt:
         "group": digest(text)[:16],
     }
     return Prompt(**{**fields, **changes})
+
+
+def journal_entries(segment: bytes) -> Iterator[AnyEntry]:
+    """The entries in the bytes of a journal segment, read without Eyas' own reader."""
+    lines = zstandard.ZstdDecompressor().stream_reader(segment, read_across_frames=True).read()
+    for line in lines.splitlines():
+        yield msgspec.json.decode(line, type=AnyEntry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from fake_llamacpp import make_model
 from helpers import prompt
 
 from eyas.config import AccessSettings, GenerateSettings, Stages, load
+from eyas.errors import EyasError
 from eyas.generate import Paths, generate
 from eyas.recordfile import read_records, write_records
 from eyas.records import Outcome, Response
@@ -32,6 +34,7 @@ class Stage:
     server: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    plugin: Path = ENGINE
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,7 @@ class Stage:
             progress=base / "status.json",
         )
 
-    def settings(self, url: str | list[str]) -> tuple[GenerateSettings, AccessSettings, Stages]:
+    def settings(self, url: str | list[str] | None) -> tuple[GenerateSettings, AccessSettings, Stages]:
         config = load(
             {
                 "model": {
@@ -80,15 +83,29 @@ class Stage:
                         **self.dataset,
                     }
                 },
-                "plugins": [str(ENGINE)],
+                "plugins": [str(self.plugin)],
             }
         )
         stages = Stages(config)
         return stages.generate(self.name), stages.access(), stages
 
-    def run(self, url: str | list[str]) -> None:
+    def run(self, url: str | list[str] | None) -> None:
         settings, access, stages = self.settings(url)
         generate(settings, access, self.paths, stages.registry)
+
+    def start(self, url: str | list[str] | None) -> tuple[threading.Thread, list[BaseException]]:
+        """`run` in a thread, and what it raised."""
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self.run(url)
+            except EyasError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread, errors
 
     def responses(self) -> list[Response]:
         return list(read_records(self.paths.responses, Response))

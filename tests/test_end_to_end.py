@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow.parquet as pq
@@ -21,6 +16,7 @@ import pytest
 import yaml
 from pipeline import PROFILE, ROOT
 from real_model import KEY, MODEL, engine, model_file, running
+from recorder import Recorder, Wire, check_rows, recorded
 
 from eyas.recordfile import read_records
 from eyas.records import TrainRow
@@ -30,67 +26,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.workflow]
 IDENTICAL = 16
 
 
-@dataclasses.dataclass
-class Recorder:
-    """Raw bytes of both directions of every connection, taken between Eyas and the server."""
-
-    target: str
-    streams: list[tuple[bytearray, bytearray]] = dataclasses.field(default_factory=list)
-    url: str = ""
-
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = urlsplit(self.target)
-        upstream = await asyncio.open_connection(address.hostname, address.port)
-        sent, received = bytearray(), bytearray()
-        self.streams.append((sent, received))
-        await asyncio.gather(_copy(reader, upstream[1], sent), _copy(upstream[0], writer, received))
-
-    def generations(self) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(ids sent, ids that came back) of every answered generation, read from the wire without Eyas' help."""
-        found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-        for sent, received in self.streams:
-            for request, reply in zip(_bodies(bytes(sent)), _bodies(bytes(received)), strict=False):
-                # Probes ask for one token and for the whole reply.
-                if b'"response_fields"' in request:
-                    found[tuple(json.loads(request)["prompt"]), tuple(json.loads(reply)["tokens"])] += 1
-        return found
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
-    try:
-        while data := await reader.read(65536):
-            record += data
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
-
-
-def _bodies(stream: bytes) -> Iterator[bytes]:
-    """The bodies of the HTTP messages in one direction of a connection; all carry a Content-Length or have none."""
-    while b"\r\n\r\n" in stream:
-        head, _, rest = stream.partition(b"\r\n\r\n")
-        fields = [line.partition(b":") for line in head.lower().split(b"\r\n")[1:]]
-        assert not any(name == b"transfer-encoding" for name, _, _ in fields)
-        length = next((int(value) for name, _, value in fields if name == b"content-length"), 0)
-        yield rest[:length]
-        stream = rest[length:]
-
-
-@contextmanager
-def recorded(target: str) -> Iterator[Recorder]:
-    recorder, loop = Recorder(target), asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(recorder.connection, "127.0.0.1", 0))
-    recorder.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield recorder
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+def generations(recorder: Recorder) -> Wire:
+    """Every answered generation. Probes ask for one token and for the whole reply."""
+    return Wire(
+        (tuple(json.loads(request)["prompt"]), tuple(json.loads(reply)["tokens"]))
+        for request, reply in recorder.exchanges()
+        if b'"response_fields"' in request
+    )
 
 
 def write_config(folder: Path, url: str) -> None:
@@ -139,20 +81,13 @@ def datasets(folder: Path) -> list[str]:
 
 def test_every_training_row_is_the_ids_sent_plus_the_ids_that_came_back(run: tuple[Path, Recorder]) -> None:
     folder, recorder = run
-    wire = recorder.generations()
     rows = [
         row
         for name in datasets(folder)
         for row in read_table(folder / "results" / name / "train.parquet", TrainRow)
     ]
     assert len(rows) >= 16
-    for row in rows:
-        prompt = row.loss_mask.index(1)
-        output = len(row.input_ids) - prompt
-        assert row.loss_mask == [0] * prompt + [1] * output
-        assert wire[tuple(row.input_ids[:prompt]), tuple(row.input_ids[prompt:])] >= 1, row.id
-        metadata = row.metadata
-        assert output == metadata.reasoning_tokens + metadata.answer_tokens
+    check_rows(rows, generations(recorder))
 
 
 def test_every_answer_on_the_wire_is_a_response(run: tuple[Path, Recorder]) -> None:
@@ -161,7 +96,7 @@ def test_every_answer_on_the_wire_is_a_response(run: tuple[Path, Recorder]) -> N
     responses = Counter(
         (tuple(r["prompt_ids"]), tuple(r["output_ids"])) for file in files for r in read_records(file, dict)
     )
-    assert responses == recorder.generations()
+    assert responses == generations(recorder)
 
 
 def test_sixteen_identical_prompts_give_sixteen_rows(run: tuple[Path, Recorder]) -> None:

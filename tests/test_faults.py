@@ -21,13 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import zstandard
+from helpers import journal_entries
 from pipeline import ROOT, Run, evol_rows
 
 from eyas.engines.llamacpp import RANDOM_SEED
-from eyas.journal import LABEL, Answered, AnyEntry
+from eyas.journal import LABEL, Answered
 from eyas.request import seed_of
 
 pytestmark = [pytest.mark.fault, pytest.mark.workflow]
@@ -124,7 +123,7 @@ class FaultRun(Run):
         return Counter(
             (tuple(entry.reply.prompt_ids), seed_of(entry.reply.request) % RANDOM_SEED)
             for data in self.segments().values()
-            for entry in entries(data)
+            for entry in journal_entries(data)
             if isinstance(entry, Answered)
         )
 
@@ -151,12 +150,6 @@ def whole(data: bytes) -> bytes:
             break
         at += LABEL.size + length
     return data[:at]
-
-
-def entries(data: bytes) -> Iterator[AnyEntry]:
-    lines = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
-    for line in lines.splitlines():
-        yield msgspec.json.decode(line, type=AnyEntry)
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = 60, poll: float = 0.01) -> None:

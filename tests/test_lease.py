@@ -617,7 +617,7 @@ def test_a_terminal_that_closes_or_sends_ctrl_c_does_not_reach_the_server(
     with hold(settings, engine_of(settings), LOG) as lease:
         pid = supervisors(state)[0]
         assert os.getsid(pid) != os.getsid(0)
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             os.kill(pid, number)
         time.sleep(0.5)
         assert lease.healthy()

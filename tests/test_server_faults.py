@@ -78,21 +78,6 @@ def test_a_server_that_dies_pauses_the_queue_until_it_really_generates(tmp_path:
     assert before < 120 <= len(server.lines()) <= 120 + 8, "only what was in flight is asked twice"
 
 
-def failing(stage: Stage, url: str | list[str]) -> tuple[threading.Thread, list[BaseException]]:
-    """`stage.run` in a thread, and what it raised."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            stage.run(url)
-        except EyasError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, errors
-
-
 def until(server: Served, count: int) -> None:
     deadline = time.monotonic() + 60
     while len(server.lines()) < count:
@@ -118,7 +103,7 @@ def test_a_server_that_never_comes_back_ends_the_run_and_keeps_what_is_finished(
         tmp_path, texts(60), server={"start_timeout": 3.0, "slowest_rate": 400.0, "queue_wait": 1.0}
     )
     with fake_server(tmp_path, "--delay", "0.2") as server:
-        thread, errors = failing(stage, server.url)
+        thread, errors = stage.start(server.url)
         until(server, 20)
         end(server)
         start = time.monotonic()
@@ -139,7 +124,7 @@ def test_a_server_that_never_comes_back_ends_the_run_and_keeps_what_is_finished(
 def test_a_server_that_stalls_for_a_while_is_waited_for(tmp_path: Path) -> None:
     stage = Stage(tmp_path, texts(60), server={"slowest_rate": 400.0, "queue_wait": 1.0})
     with fake_server(tmp_path, "--delay", "0.2") as server:
-        thread, errors = failing(stage, server.url)
+        thread, errors = stage.start(server.url)
         until(server, 20)
         stopped(server)
         time.sleep(5)
@@ -153,7 +138,7 @@ def test_a_server_that_stalls_for_a_while_is_waited_for(tmp_path: Path) -> None:
 def test_one_dead_server_of_two_swallows_no_request(tmp_path: Path) -> None:
     stage = Stage(tmp_path, texts(200), server={"retries": 1})
     with fake_server(tmp_path, "--delay", "0.1") as first, fake_server(tmp_path, "--delay", "0.1") as second:
-        thread, errors = failing(stage, [first.url, second.url])
+        thread, errors = stage.start([first.url, second.url])
         until(first, 40)
         killed(second)
         thread.join(timeout=60)
@@ -255,7 +240,7 @@ def test_a_server_with_another_model_is_not_asked(tmp_path: Path, other: Other, 
 def test_a_server_that_comes_back_as_another_model_is_not_asked(tmp_path: Path, other: Other) -> None:
     stage = Stage(tmp_path, texts(60))
     with fake_server(tmp_path, "--delay", "0.2") as server:
-        thread, errors = failing(stage, server.url)
+        thread, errors = stage.start(server.url)
         until(server, 20)
         killed(server)
         port = str(urlsplit(server.url).port)

@@ -154,9 +154,9 @@ def supervise(state: State, plan: Plan, started: int) -> None:
     def stop(_number: int, _frame: object) -> None:
         supervisor.stopping = True
 
-    # Handlers rather than SIG_IGN, which the engine would inherit.
+    # Handlers rather than SIG_IGN, which the engine would inherit. SGLang's processes send SIGQUIT to their parent.
     signal.signal(signal.SIGTERM, stop)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda _number, _frame: None)
     adopt_orphans()
     with locked(state.supervisor_lock):
