@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,16 @@ import msgspec
 import pytest
 import real_sglang
 import requests
+from processes import (
+    command_lines_with,
+    endpoint,
+    eventually,
+    files_with,
+    launcher,
+    members,
+    processes,
+    read_quietly,
+)
 
 from eyas import config
 from eyas.config import AccessSettings, ServerConfig
@@ -45,42 +54,6 @@ def engine_of(access: AccessSettings) -> Engine:
     made = registry().create("engine", section.pop("name"), section, "server.engine", access.model)
     assert isinstance(made, Engine)
     return made
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.05)
-    return found
-
-
-def processes() -> dict[int, tuple[int, int]]:
-    """Parent and group of each process that runs."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if state not in "ZX":
-            found[int(folder.name)] = (int(parent), int(group))
-    return found
-
-
-def members(group: int) -> list[int]:
-    return [pid for pid, (_, its) in processes().items() if its == group]
-
-
-def launcher(supervisor: int) -> int:
-    """The one process that a supervisor has started, which leads the group of all others."""
-    (pid,) = [pid for pid, (parent, _) in processes().items() if parent == supervisor]
-    return pid
-
-
-def endpoint(state: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((state / "endpoint.json").read_bytes())
-    return read
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +94,10 @@ def test_the_key_is_in_the_lease_file_and_nowhere_else(lease: Lease, folder: Pat
     assert secret in path.read_bytes() and path.stat().st_mode & 0o777 == 0o600
     group = launcher(endpoint(folder / "state")["pid"])
     assert len(members(group)) >= 4
-    holders = [str(file) for file in folder.rglob("*") if file.is_file() and secret in file.read_bytes()]
-    assert holders == [str(path)]
-    shown = [folder for folder in Path("/proc").glob("[0-9]*/cmdline") if secret in read_quietly(folder)]
-    assert shown == []
+    assert files_with(secret, folder) == [path]
+    assert command_lines_with(secret) == []
     assert b"api_key" in (folder / "state" / "server.log").read_bytes()
     assert lease.key not in json.dumps(lease.manifest)
-
-
-def read_quietly(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def test_a_scheduler_that_is_killed_costs_a_restart_and_no_more(lease: Lease, folder: Path) -> None:
