@@ -82,7 +82,13 @@ def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -
 
 
 def pushed_back(gate: Gate, outstanding: int, now: float) -> Gate:
-    """The gate after the server has asked for less (429, or 503 with a full queue); one step for all that come at once."""
+    """The gate after the server has asked for less (429, or 503 with a full queue); one step for all that come at once.
+
+    While the server tells an empty queue it is not full, whoever refused a request on the way: then the gate only opens no
+    further, and the request's own pause is enough.
+    """
+    if gate.load is not None and gate.load.waiting == 0 and now - gate.looked < PATIENCE:
+        return msgspec.structs.replace(gate, eager=False, closed_until=now + SETTLE)
     if now < gate.changed + SETTLE and not gate.eager:
         return gate
     return _step_back(gate, RETREAT * min(outstanding, gate.limit), now)

