@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import Hub, hub
+from fake_sglang import make_model
 from pipeline import Run, evol_rows, executed
 
 from eyas.recordfile import read_records
@@ -25,7 +26,7 @@ END = {"mix": 1, "export train": 2, "summary": 1}
 
 
 class HubRun(Run):
-    """alpha's file and the tokenizer are on the hub. The engine brings its own tokenizer and does not look at this one."""
+    """alpha's file and the tokenizer are on the hub. Of the tokenizer, this engine wants only the stop ids."""
 
     def __init__(self, folder: Path, known: Hub) -> None:
         super().__init__(folder, {"alpha": 0})
@@ -45,11 +46,16 @@ class HubRun(Run):
 
 
 @pytest.fixture(scope="module")
-def known() -> Iterator[Hub]:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     rows = "".join(json.dumps(row) + "\n" for row in evol_rows("alpha", 3))
+    model = make_model(tmp_path_factory.mktemp("model"))
     repos = {
         "datasets/org/set": {"data/train.jsonl": rows.encode()},
-        "models/org/model": {"tokenizer.json": b"{}", "model.safetensors": b"w", "code.py": b""},
+        "models/org/model": {
+            **{path.name: path.read_bytes() for path in model.iterdir()},
+            "model.safetensors": b"w",
+            "code.py": b"",
+        },
     }
     with hub(repos) as served:
         yield served

@@ -216,11 +216,14 @@ def test_each_attempt_has_a_rid_of_its_own_and_none_begins_like_another(folder: 
     assert len(rids) == 5 and all(re.fullmatch("[0-9a-f]{32}", rid) for rid in rids)
 
 
+ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
 def test_a_server_that_takes_no_seed_just_now_is_not_thought_to_take_none(folder: Path) -> None:
     """Without a seed, servers that are deterministic answer every sample alike."""
     made = engine(folder)
     with serving(folder, "--version", "0.5.5") as url, Relay(url) as relay:
-        relay.fault_once("/generate", b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+        relay.fault_once("/generate", ERROR_500)
         made.inspect(relay.url, None)
         assert relay.faults_shown == 1
         assert made._dialects[relay.url].seeded
