@@ -101,6 +101,7 @@ def test_envs_hold_what_their_stages_import() -> None:
     known |= {"pyarrow": "pyarrow", "zstandard": "zstandard", "pluggy": "pluggy", "msgspec": "msgspec"}
     known |= {"jinja2": "jinja2", "gguf": "gguf", "huggingface_hub": "huggingface_hub"}
     known |= {"tokenizers": "tokenizers", "transformers": "transformers"}
+    known |= {"altair": "altair", "datasketch": "datasketch", "vl_convert": "vl-convert-python"}
     needed = {
         "data": [
             *PACKAGE.glob("*.py"),
