@@ -90,7 +90,11 @@ class Plugin(abc.ABC):
 
 @dataclass(frozen=True)
 class Conversation:
-    """One source row as messages. `id` is the row's own unique id, or None where the dataset has none."""
+    """One source row, whole: every recorded turn, with the tool calls of answers and the results of tools.
+
+    The prompts stage decides what of it is asked, so that recorded answers never leak into a prompt. tools: in the
+    OpenAI shape. id: the row's own unique id, or None where the dataset has none.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -109,7 +113,7 @@ class Source(Plugin):
 
     @abc.abstractmethod
     def parse(self, row: dict[str, Any]) -> Conversation | Skip:
-        """The whole conversation in `row`, earlier answers included (the prompts stage cuts them off).
+        """The whole conversation in `row`, recorded answers included (the prompts stage cuts them off).
 
         Raises KeyError, TypeError or ValueError for a row that is not of this dataset's schema; the caller adds
         file and row.

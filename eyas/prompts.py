@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sqlite3
 import unicodedata
@@ -112,18 +113,23 @@ def prompts(
 
 
 def opening(conversation: Conversation) -> Conversation | Skip:
-    """The conversation up to and including its first user message; no earlier answer is left in it."""
+    """The conversation up to before its first answer: what `turns: first` asks. No earlier answer is left in it."""
     if not conversation.messages:
         return Skip("conversation is empty")
-    first = next((at for at, message in enumerate(conversation.messages) if message.role != "system"), None)
-    if first is None:
-        return Skip("conversation has no user turn")
-    message = conversation.messages[first]
-    if message.role != "user":
-        return Skip("conversation starts with an assistant or tool turn")
-    if not message.content.strip():
+    asked = list(
+        itertools.takewhile(lambda message: message.role in ("system", "user"), conversation.messages)
+    )
+    said = [message.content for message in asked if message.role == "user"]
+    if not said:
+        answered = len(asked) < len(conversation.messages)
+        return Skip(
+            "conversation starts with an assistant or tool turn"
+            if answered
+            else "conversation has no user turn"
+        )
+    if not any(content.strip() for content in said):
         return Skip("first user turn is empty")
-    opened = Conversation(conversation.messages[: first + 1], conversation.tools, conversation.id)
+    opened = Conversation(asked, conversation.tools, conversation.id)
     try:
         msgspec.json.encode([opened.messages, opened.tools, opened.id])
     except UnicodeEncodeError:

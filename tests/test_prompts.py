@@ -219,10 +219,13 @@ def turns(*roles: str) -> Conversation:
     return Conversation([Message(role=role, content=f"{role} {n}") for n, role in enumerate(roles)])  # type: ignore[arg-type]
 
 
-def test_everything_after_the_first_user_turn_is_cut_off():
-    opened = opening(turns("system", "system", "user", "assistant", "tool", "user"))
+@pytest.mark.parametrize(
+    "asked", [["system", "system", "user"], ["user", "user"], ["user", "system", "user"]]
+)
+def test_everything_from_the_first_answer_on_is_cut_off(asked):
+    opened = opening(turns(*asked, "assistant", "tool", "user"))
     assert isinstance(opened, Conversation)
-    assert [message.role for message in opened.messages] == ["system", "system", "user"]
+    assert [message.role for message in opened.messages] == asked
 
 
 @pytest.mark.parametrize(
