@@ -21,6 +21,7 @@ include: "rules/mix.smk"
 include: "rules/export.smk"
 include: "rules/summary.smk"
 include: "rules/serve.smk"
+include: "rules/plugins.smk"
 
 
 localrules:
@@ -45,6 +46,7 @@ rule all:
         rules.train.input,
         EXPORTS,
         rules.summary.output,
+        [its.targets for its in PLUGIN_RULES.values()],
 
 
 onstart:

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 
 from eyas.errors import EyasError
 from eyas.hub import file_reference, files_in, is_hub, model_reference, reference, tokenizer_folder
-from eyas.plugins import Engine, OptionsError, Registry, registry
+from eyas.plugins import Engine, OptionsError, Registry, Rules, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
 LONG_TEXT = (
@@ -279,6 +279,12 @@ class Config(Section, frozen=True):
     plugins: Annotated[
         list[str], Meta(description="Plugin files, relative to the working directory or to the workflow.")
     ] = field(default_factory=list)
+    rules: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="Rules that plugins bring: name, then options. Those not named here are not loaded."
+        ),
+    ] = field(default_factory=dict)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -426,6 +432,12 @@ def _check(config: Config, found: Registry) -> None:
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
+    for name in config.rules:
+        found.options("rules", name, config.rules[name], f"rules.{name}")
+        if name in (*RESERVED, *config.datasets):
+            raise EyasError(
+                f"rules.{name}: results/{name}/ belongs to the {'run' if name in RESERVED else 'dataset'} of that name; rename one"
+            )
     for dataset, section in config.datasets.items():
         if dataset in RESERVED:
             raise EyasError(
@@ -649,6 +661,14 @@ class AccessSettings(Section, frozen=True):
         return self.server.concurrency if self.lane is None else self.server.lanes[self.lane].concurrency
 
 
+class PluginRules(Section, frozen=True):
+    """A Snakemake module that a plugin brings: its file, its `config`, and what a plain `snakemake` builds of it."""
+
+    snakefile: str
+    config: dict[str, Any]
+    targets: list[str]
+
+
 class Stages:
     """The settings of each stage of a run, exactly what that stage reads, defaults filled in."""
 
@@ -759,6 +779,24 @@ class Stages:
         """File name suffix of an exporter's output."""
         suffix: str = self.registry.find("exporter", exporter, f"exports.{exporter}").cls.suffix  # type: ignore[attr-defined]
         return suffix
+
+    def plugin_rules(self) -> dict[str, PluginRules]:
+        """The rules that plugins bring to this run, by plugin."""
+        datasets = list(self.config.datasets)
+        found: dict[str, PluginRules] = {}
+        for name, section in self.config.rules.items():
+            plugin = self.registry.create("rules", name, section, f"rules.{name}")
+            assert isinstance(plugin, Rules)
+            if not plugin.snakefile.is_file():
+                raise EyasError(
+                    f"rules.{name}: {plugin.snakefile} does not exist; correct `snakefile` of the plugin, or install the file with it"
+                )
+            found[name] = PluginRules(
+                snakefile=str(plugin.snakefile),
+                config={"options": msgspec.to_builtins(plugin.options), "datasets": datasets},
+                targets=plugin.targets(datasets),
+            )
+        return found
 
     def checks(self, dataset: str) -> dict[str, dict[str, Any]]:
         """Every check with its policy and options; those that the config does not name run with their defaults."""

@@ -1,4 +1,4 @@
-"""The five plugin kinds, and how plugins are found.
+"""The plugin kinds, and how plugins are found.
 
 A plugin is a class. It subclasses one of the bases below, has a `name`, a one-line docstring and an `Options` struct, and is handed to
 Eyas by a hook of its kind:
@@ -367,6 +367,26 @@ class Exporter(Plugin):
         """Writes TrainRows to `path`, streaming, and returns how many."""
 
 
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+class Rules(Plugin):
+    """Snakemake rules beside Eyas' own, for runs whose config names them under `rules:`.
+
+    They are loaded as a module: rule `count` of the plugin `hello` is called `hello_count`. The module's `config` holds
+    `options`, the plugin's section with defaults filled in, and `datasets`, their names. Results belong under
+    results/<name>/, logs under logs/<name>/.
+
+    snakefile: the file with the rules.
+    """
+
+    snakefile: ClassVar[Path]
+
+    def targets(self, datasets: Sequence[str]) -> list[str]:
+        """Files that a plain `snakemake` builds, too."""
+        return []
+
+
 # --- finding them ------------------------------------------------------------------------------------------------
 
 KINDS: dict[str, type[Plugin]] = {
@@ -375,6 +395,7 @@ KINDS: dict[str, type[Plugin]] = {
     "reasoning": Reasoning,
     "check": Check,
     "exporter": Exporter,
+    "rules": Rules,
 }
 _HOOKS = {
     "source": "register_sources",
@@ -382,6 +403,7 @@ _HOOKS = {
     "reasoning": "register_reasoning",
     "check": "register_checks",
     "exporter": "register_exporters",
+    "rules": "register_rules",
 }
 
 Register = Callable[[type[Plugin]], None]
@@ -409,6 +431,10 @@ class HookSpecs:
     @hookspec
     def register_exporters(self, register: Register) -> None:
         """Register Exporter classes."""
+
+    @hookspec
+    def register_rules(self, register: Register) -> None:
+        """Register Rules classes."""
 
 
 @dataclass(frozen=True)
@@ -463,6 +489,10 @@ class Registry:
             )
         if not isinstance(getattr(cls, "name", None), str):
             raise EyasError(f"plugin {cls.__name__} of {origin} has no `name`; give it one")
+        if kind == "rules" and not (cls.name.isascii() and cls.name.isidentifier()):
+            raise EyasError(
+                f"rules plugin {cls.name!r} of {origin}: rules are called after it, so its name must be letters, digits and `_`; rename it"
+            )
         if (kind, cls.name) in self._found:
             raise EyasError(
                 f"{kind} plugin {cls.name!r} of {origin} is already taken by {self._found[kind, cls.name].origin}; rename it"
@@ -527,10 +557,11 @@ def _load_file(path: Path) -> Any:
 
 
 def _digest(cls: type[Plugin], origin: str) -> str:
-    """Distribution and version for an installed package, else the bytes of the plugin file."""
-    if Path(origin).is_file():
-        return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
-    return origin
+    """Of the bytes of the plugin's file and, for one of a package, distribution and version; of a built-in, nothing."""
+    if origin == BUILT_IN:
+        return origin
+    digest = hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+    return digest if Path(origin).is_file() else f"{origin} {digest}"
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from eyas.config import Config, DatasetConfig, MixConfig, ModelConfig, SamplingConfig, ServerConfig
-from eyas.plugins import BUILT_IN, KINDS, Check, Found, registry
+from eyas.plugins import BUILT_IN, KINDS, Check, Found, Plugin, registry
 
 ROOT = Path(__file__).parent.parent
 SCHEMA, PAGE = ROOT / "schemas" / "config.schema.json", ROOT / "docs" / "config.md"
@@ -27,12 +27,13 @@ _SECTIONS: list[tuple[str, type[Struct]]] = [
     ("`sampling`", SamplingConfig),
     ("`mix`", MixConfig),
 ]
-_WHERE = {
+WHERE = {
     "source": "datasets.<name>.source",
     "engine": "server.engine",
     "reasoning": "model.reasoning",
     "check": "datasets.<name>.checks.<check>",
     "exporter": "exports.<exporter>",
+    "rules": "rules.<rules>",
 }
 
 
@@ -46,7 +47,7 @@ def json_schema() -> dict[str, Any]:
         definitions |= options.get("$defs", {})
         name = options["$ref"].rsplit("/", 1)[1]
         section = {**definitions.pop(name), "title": f"{found.kind} {found.cls.name}"}
-        section["description"] = purpose(found)
+        section["description"] = purpose(found.cls)
         if found.kind in ("source", "engine", "reasoning"):
             section["properties"] = {"name": {"const": found.cls.name}, **section["properties"]}
             section["required"] = ["name", *section.get("required", [])]
@@ -83,18 +84,20 @@ def page() -> str:
     for title, section in _SECTIONS:
         lines += ["", f"## {title}", "", *_table(keys(section))]
     for kind in KINDS:
-        lines += ["", f"## {kind.capitalize()} plugins: `{_WHERE[kind]}`"]
+        lines += ["", f"## {kind.capitalize()} plugins: `{WHERE[kind]}`"]
+        if kind == "rules":
+            lines += ["", "None is built in; [plugins.md](plugins.md) tells how to bring some."]
         for found in _builtins():
             if found.kind == kind:
-                lines += ["", f"### `{found.cls.name}`", "", purpose(found)]
+                lines += ["", f"### `{found.cls.name}`", "", purpose(found.cls)]
                 if told := plugin_keys(found):
                     lines += ["", *_table(told)]
     return "\n".join([*lines, ""])
 
 
-def purpose(found: Found) -> str:
-    """What a plugin is for: the first line of its docstring."""
-    return (inspect.getdoc(found.cls) or "").split("\n")[0]
+def purpose(plugin: type[Plugin]) -> str:
+    """What a plugin, or a kind of them, is for: the first line of its docstring."""
+    return (inspect.getdoc(plugin) or "").split("\n")[0]
 
 
 def _builtins() -> list[Found]:

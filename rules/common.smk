@@ -24,6 +24,7 @@ shorten(logger)
 try:
     CONFIG = load(config, workflow.configfiles, ROOT, check_files=True)
     STAGES = Stages(CONFIG, ROOT)
+    PLUGIN_RULES = STAGES.plugin_rules()
 except EyasError as error:
     sys.exit(f"eyas: error: {error}")
 

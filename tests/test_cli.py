@@ -431,11 +431,27 @@ def test_plugins_are_listed_with_purpose_origin_and_options(tmp_path, capsys):
         "        Of all letters, how many may be capitals.\n"
     ) in text
     assert "source glaive  (built-in)\n" in text
+    assert (
+        "# What makes a response acceptable." in text
+        and "# In the config: datasets.<name>.checks.<check>\n" in text
+    )
+
+
+def test_plugins_of_a_config_are_listed_with_their_place(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shouting.py").write_text(PLUGIN)
+    (tmp_path / "mine.yaml").write_text(
+        "model: {id: x}\nserver: {engine: {name: llamacpp, model_file: x}}\n"
+        "datasets: {d: {source: {name: glaive}, files: [x], checks: {shouting: {limit: 1}}}}\n"
+        "plugins: [shouting.py]\n"
+    )
+    assert eyas.cli.main(["plugins", "--configfile", "mine.yaml"]) == 0
+    assert "check shouting  (shouting.py)\n" in capsys.readouterr().out
 
 
 def test_every_built_in_says_what_it_is_for_and_what_each_option_means():
     for found in registry().all():
-        assert purpose(found), found.cls.name
+        assert purpose(found.cls), found.cls.name
         for key in plugin_keys(found):
             assert key.meaning.endswith("."), (found.cls.name, key.name)
 

@@ -11,8 +11,16 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import eyas
 from eyas.errors import EyasError
+
+if TYPE_CHECKING:
+    from eyas.config import Stages
+
+ROOT = Path(eyas.__file__).resolve().parent.parent
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,3 +48,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone (`eyas status | head`); what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def add_configfile(parser: argparse.ArgumentParser) -> None:
+    """The option that says which run a subcommand is about."""
+    parser.add_argument(
+        "--configfile",
+        type=Path,
+        nargs="+",
+        help="as for snakemake; default: the config.yaml of this folder, else the shipped one",
+    )
+
+
+def run_of(arguments: argparse.Namespace, *, check_files: bool = True) -> tuple[dict[str, Any], Stages]:
+    """The run of `--configfile`: the config as it is written, and its stages. Raises EyasError as `load` does."""
+    from eyas.config import Stages, load
+
+    here = Path("config.yaml")
+    files = arguments.configfile or [here if here.is_file() else ROOT / "config.yaml"]
+    raw = _merged(files)
+    return raw, Stages(load(raw, files, ROOT, check_files=check_files), ROOT)
+
+
+def _merged(files: Sequence[Path]) -> dict[str, Any]:
+    """The config as Snakemake merges several files: later ones win, key by key."""
+    import yaml
+    from snakemake.utils import update_config
+
+    merged: dict[str, Any] = {}
+    for file in files:
+        try:
+            read = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise EyasError(
+                f"--configfile: {file} cannot be read ({error.strerror}); correct the path"
+            ) from None
+        except yaml.YAMLError as error:
+            raise EyasError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from None
+        update_config(merged, read or {})
+    return merged

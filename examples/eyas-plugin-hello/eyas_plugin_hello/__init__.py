@@ -1,0 +1,1 @@
+"""Four plugins of Eyas, a module each."""
