@@ -52,6 +52,8 @@ BUILTINS = (
     "eyas.sources.ultrachat",
     "eyas.sources.sharegpt",
     "eyas.sources.swe_trajectories",
+    "eyas.sources.chat",
+    "eyas.sources.text",
     "eyas.engines.llamacpp",
     "eyas.engines.sglang",
     "eyas.reasoning.none",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from eyas.config import PromptsSettings
 from eyas.errors import EyasError
-from eyas.plugins import Conversation, NoOptions, Skip, Source
+from eyas.plugins import Conversation, Skip, Source
 from eyas.prompts import PromptsReport, _Sorter, group, opening, prompts
 from eyas.recordfile import read_records
 from eyas.records import Message, Origin, Prompt
@@ -62,7 +62,7 @@ def run_files(
     )
     out, report = folder / "results/prompts.jsonl.zst", folder / "results/prompts.json"
     names = [path.name for path in paths]
-    returned = prompts(wanted, paths, names, source(NoOptions()), out, report)
+    returned = prompts(wanted, paths, names, source(source.Options()), out, report)
     assert msgspec.json.decode(report.read_bytes(), type=PromptsReport) == returned
     assert sorted(path.name for path in out.parent.iterdir()) == ["prompts.json", "prompts.jsonl.zst"]
     return list(read_records(out, Prompt)), returned

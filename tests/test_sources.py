@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import itertools
 import json
 import tracemalloc
@@ -17,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import EyasError
-from eyas.plugins import Conversation, NoOptions, Skip
+from eyas.plugins import Conversation, Skip
 from eyas.records import Message
 from eyas.sources import files
-from eyas.sources.chat import NOT_TEXT, UNKNOWN_ROLE
-from eyas.sources.files import json_array, json_lines, read_rows
+from eyas.sources.chat import Chat
+from eyas.sources.files import csv_rows, json_array, json_lines, read_rows
 from eyas.sources.glaive import Glaive
 from eyas.sources.magicoder import Magicoder
 from eyas.sources.mixture_of_thoughts import MixtureOfThoughts
@@ -29,6 +31,8 @@ from eyas.sources.opencodeinstruct import OpenCodeInstruct
 from eyas.sources.openthoughts import OpenThoughts
 from eyas.sources.sharegpt import ShareGPT
 from eyas.sources.swe_trajectories import SweTrajectories
+from eyas.sources.text import Text
+from eyas.sources.turns import NOT_TEXT, UNKNOWN_ROLE
 from eyas.sources.ultrachat import UltraChat
 
 ROWS = [{"id": str(n), "text": f"höhe {n}\u2028next"} for n in range(5)]
@@ -55,14 +59,18 @@ def assistant(content: str) -> Message:
     return Message(role="assistant", content=content)
 
 
+def made(source: Any, **options: Any) -> Any:
+    return source(source.Options(**options))
+
+
 def conversation(source: Any, row: dict[str, Any]) -> Conversation:
-    found = source(NoOptions()).parse(row)
+    found = source(source.Options()).parse(row)
     assert isinstance(found, Conversation), found
     return found
 
 
 def skip(source: Any, row: dict[str, Any]) -> Skip:
-    found = source(NoOptions()).parse(row)
+    found = source(source.Options()).parse(row)
     assert isinstance(found, Skip), found
     return found
 
@@ -280,6 +288,92 @@ def test_one_enormous_row_takes_linear_time(monkeypatch):
     content = json.dumps([{"text": "x" * 3_000_000}]).encode()
     list(json_array(cut_up(content, [files.READ_BYTES]), Path("rows.json")))
     assert sum(attempts) < 4 * len(content)
+
+
+# --- CSV, lines of text, packed Parquet -----------------------------------------------------------------------------
+
+TABLE = 'question,"side, note"\r\n"Why, ""dear""?\r\nSay.",a\u2028b\r\n\r\nplain,\r\n'.encode()
+CELLS = [
+    (1, {"question": 'Why, "dear"?\r\nSay.', "side, note": "a\u2028b"}),
+    (2, {"question": "plain", "side, note": ""}),
+]
+PACKS = pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstd)], ids=["plain", "gzip", "zstd"]
+)
+
+
+@PACKS
+def test_csv_is_read_by_the_rules_of_rfc_4180(tmp_path, suffix, pack):
+    assert list(read_rows(write(tmp_path, "rows.csv" + suffix, pack(b"\xef\xbb\xbf" + TABLE)))) == CELLS
+    assert list(read_rows(write(tmp_path, "rows.tsv" + suffix, pack(b"a\tb,c\n1\t2,3")))) == [
+        (1, {"a": "1", "b,c": "2,3"})
+    ]
+
+
+@given(
+    st.lists(st.lists(st.text(st.characters(codec="utf-8")), min_size=2, max_size=2), min_size=1),
+    st.lists(st.integers(1, 40), min_size=1),
+)
+def test_csv_in_pieces_of_any_size_is_what_was_written(cells, sizes):
+    cells = [
+        [one.replace("\r", "").replace("\0", ""), other.replace("\r", "").replace("\0", "")]
+        for one, other in cells
+    ]
+    buffer = io.StringIO()
+    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
+    found = csv_rows(cut_up(buffer.getvalue().encode(), sizes), Path("rows.csv"), ",")
+    assert [list(row.values()) for _, row in found] == cells
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (b"x,y,z", "line 37: row 36 has 3 fields where the header has 2; correct the line"),
+        (b'x,"y"z', "line 37: malformed CSV .*correct the line"),
+        (b"x,\xff", "line 37: not UTF-8 .*iconv"),
+        (b'x,"never closed', "line 47: malformed CSV .*end of data"),
+    ],
+    ids=["a field too many", "text after a quote", "not UTF-8", "open quote"],
+)
+def test_a_malformed_line_of_csv_is_named_with_the_remedy(tmp_path, bad, what):
+    content = b"a,b\n" + b"1,2\n" * 35 + bad + b"\n" + b"1,2\n" * 9
+    with pytest.raises(EyasError, match=rf"rows\.csv: {what}"):
+        list(read_rows(write(tmp_path, "rows.csv", content)))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    with pytest.raises(EyasError, match=r"rows\.csv: line 1: two columns are called 'a'; rename one"):
+        list(read_rows(write(tmp_path, "rows.csv", b"a,b,a\n1,2,3\n")))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"a,b\n", b"\na,b\n\n"])
+def test_csv_without_rows_has_no_rows(tmp_path, content):
+    assert list(read_rows(write(tmp_path, "rows.csv", content))) == []
+
+
+@PACKS
+def test_lines_of_text_are_rows(tmp_path, suffix, pack):
+    content = " Why?\r\n\n{not JSON\u2028so.\n".encode()
+    assert list(read_rows(write(tmp_path, "rows.txt" + suffix, pack(content)))) == [
+        (1, {"text": " Why?"}),
+        (3, {"text": "{not JSON\u2028so."}),
+    ]
+
+
+@PACKS
+def test_parquet_may_be_packed_as_a_whole(tmp_path, suffix, pack):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    assert list(read_rows(write(tmp_path, "packed.parquet" + suffix, pack(path.read_bytes())))) == NUMBERED
+    if suffix:
+        with pytest.raises(EyasError, match=r"cut\.parquet.*(cut short or )?damaged"):
+            list(read_rows(write(tmp_path, "cut.parquet" + suffix, pack(path.read_bytes())[:-20])))
+
+
+def test_utf16_is_named_with_the_remedy(tmp_path):
+    for name in ("rows.csv", "rows.jsonl"):
+        with pytest.raises(EyasError, match=rf"{name}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"):
+            list(read_rows(write(tmp_path, name, "a,b\n".encode("utf-16"))))
 
 
 # --- glaive ------------------------------------------------------------------------------------------------------
@@ -517,7 +611,7 @@ def test_sharegpt_role_names_are_all_known(name, role):
 
 
 def test_sharegpt_text_is_kept_as_it_is():
-    value = '<div class="markdown prose">a\u2028b</div>Copy code \n'
+    value = "<div>a\u2028b</div>Copy code \n"
     row = {"id": "a_0", "conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": ""}]}
     assert conversation(ShareGPT, row).messages == [user(value), assistant("")]
 
@@ -631,9 +725,106 @@ def test_swe_gym_nulls_that_parquet_put_in_are_left_out():
             "turn 1: has no text in 'value'",
         ),
         (SweTrajectories, {"prompt": "x"}, ValueError, "'trajectory'.*'messages'"),
-        (SweTrajectories, {"messages": [], "tools": "bash"}, TypeError, "'tools' holds str"),
+        (SweTrajectories, {"messages": [], "tools": "bash"}, ValueError, "'tools' is text but not JSON"),
+        (
+            SweTrajectories,
+            {"messages": [], "tools": '{"a": 1}'},
+            TypeError,
+            "'tools' holds dict, not a list of tools",
+        ),
+        (SweTrajectories, {"messages": [], "tools": ["bash"]}, TypeError, "'tools' holds str in its list"),
+        (ShareGPT, {"id": ["a"], "conversations": []}, TypeError, "'id' holds list, not an id"),
     ],
 )
 def test_a_row_of_another_schema_is_refused_with_the_column_named(source, row, error, named):
     with pytest.raises(error, match=named):
-        source(NoOptions()).parse(row)
+        source(source.Options()).parse(row)
+
+
+# --- data of your own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        ({}, {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}),
+        ({}, {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}),
+        ({}, {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}),
+        ({}, {"messages": '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'}),
+        (
+            {"column": "talk", "role": "who", "content": "said", "roles": {"me": "user", "it": "assistant"}},
+            {"talk": [{"who": "me", "said": "q"}, {"who": "it", "said": "a"}], "messages": []},
+        ),
+    ],
+    ids=["openai", "sharegpt", "mixed", "JSON in a column", "own names"],
+)
+def test_chat_reads_turns_under_the_usual_names_and_under_your_own(options, row):
+    assert made(Chat, **options).parse(row) == Conversation([user("q"), assistant("a")])
+
+
+def test_chat_takes_system_tools_and_id_from_columns():
+    tool = {"type": "function", "function": {"name": "f"}}
+    row = {
+        "messages": [{"role": "user", "content": "q"}],
+        "sys": "Be kind",
+        "key": 7,
+        "tools": json.dumps([tool]),
+    }
+    found = made(Chat, system="sys", id="key").parse(row)
+    assert found == Conversation([Message(role="system", content="Be kind"), user("q")], [tool], "7")
+    assert made(Chat, system="sys").parse(row | {"sys": None, "tools": ""}) == Conversation([user("q")])
+
+
+def test_text_asks_a_column_with_system_and_id():
+    assert made(Text).parse({"text": " Why?\n"}) == Conversation([user(" Why?\n")])
+    found = made(Text, column="q", system="s", id="n").parse({"q": "Why?", "s": "Be kind", "n": "k1"})
+    assert found == Conversation([Message(role="system", content="Be kind"), user("Why?")], id="k1")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "row", "error", "named"),
+    [
+        (Chat, {}, {"prompt": "x"}, KeyError, "messages"),
+        (Chat, {"column": "talk"}, {"messages": []}, KeyError, "talk"),
+        (Chat, {"system": "sys"}, {"messages": []}, KeyError, "sys"),
+        (Chat, {}, {"messages": "[oops"}, ValueError, "'messages' is text but not JSON"),
+        (Chat, {"content": "said"}, {"messages": [{"role": "user", "content": "q"}]}, ValueError, "'said'"),
+        (Text, {}, {"prompt": "x"}, KeyError, "text"),
+        (Text, {"column": "q"}, {"q": ["x"]}, TypeError, "'q' holds list, not text"),
+        (Text, {"id": "n"}, {"text": "x", "n": 1.5}, TypeError, "'n' holds float, not an id"),
+    ],
+)
+def test_a_row_without_what_the_options_name_is_refused_with_the_column(source, options, row, error, named):
+    with pytest.raises(error, match=named):
+        made(source, **options).parse(row)
+
+
+def test_calls_in_older_shapes_become_tool_calls_that_their_results_answer():
+    expected = [
+        user("Tide?"),
+        Message(
+            role="assistant",
+            content="",
+            tool_calls=[
+                {
+                    "id": "call_2",
+                    "type": "function",
+                    "function": {"name": "tide", "arguments": '{"port": "X"}'},
+                }
+            ],
+        ),
+        Message(role="tool", content="3.2", tool_call_id="call_2"),
+    ]
+    call = {"name": "tide", "arguments": '{"port": "X"}'}
+    openai = [
+        {"role": "user", "content": "Tide?"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "content": "3.2"},
+    ]
+    assert made(Chat).parse({"messages": openai}) == Conversation(expected)
+    sharegpt = [
+        {"from": "human", "value": "Tide?"},
+        {"from": "function_call", "value": '{"name": "tide", "arguments": {"port": "X"}}'},
+        {"from": "observation", "value": "3.2"},
+    ]
+    assert made(Chat).parse({"conversations": sharegpt}) == Conversation(expected)

@@ -1,1 +1,1 @@
-"""Where prompts come from: one module per public dataset, plus what they share (files, chat)."""
+"""Where prompts come from: one module per public dataset, plus what they share (files, turns)."""

@@ -1,101 +1,85 @@
-"""What chat-shaped datasets have in common: columns of text, and lists of turns under many names."""
+"""Conversations of your own: a column of messages, under the names that you give."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from eyas.plugins import Skip
+from msgspec import Meta, Struct
+
+from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
 from eyas.records import Message
+from eyas.sources.turns import ROLES, Role, decoded, identity, messages, tools
 
-# Every role name that the public sets use. `function_call` is a ShareGPT turn in which the assistant calls.
-ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "ai": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
-UNKNOWN_ROLE = Skip("a turn has an unknown role")
-NOT_TEXT = Skip("a turn has content that is not text")
+# Column, field of the role, field of the text: the shapes of OpenAI and of ShareGPT.
+SHAPES = (("messages", "role", "content"), ("conversations", "from", "value"))
 
 
-def text(row: dict[str, Any], column: str) -> str:
-    """The text in a column. Raises KeyError if there is no such column, TypeError if it holds something else."""
-    value = row[column]
-    if not isinstance(value, str):
-        raise TypeError(f"column {column!r} holds {type(value).__name__}, not text")
-    return value
+class Options(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where things are in a row."""
+
+    column: Annotated[
+        str | None,
+        Meta(
+            description="Column of the turns, a list or its JSON text; null is `messages` or else `conversations`."
+        ),
+    ] = None
+    role: Annotated[
+        str | None, Meta(description="Field of a turn's role; null is `role` or else `from`.")
+    ] = None
+    content: Annotated[
+        str | None, Meta(description="Field of a turn's text; null is `content` or else `value`.")
+    ] = None
+    system: Annotated[
+        str | None, Meta(description="Column of a system prompt that is put before the turns; null is none.")
+    ] = None
+    tools: Annotated[
+        str,
+        Meta(
+            description="Column of the tools, in the OpenAI shape, a list or its JSON text; rows need not have it."
+        ),
+    ] = "tools"
+    id: Annotated[
+        str | None, Meta(description="Column of the row's own id; null makes keys of the rows' content.")
+    ] = None
+    roles: Annotated[
+        dict[str, Role],
+        Meta(
+            description="Names of roles besides the usual ones (user, human, assistant, gpt, system, tool, …)."
+        ),
+    ] = {}
 
 
-def question_and_answer(question: str, answer: str) -> list[Message]:
-    return [Message(role="user", content=question), Message(role="assistant", content=answer)]
+class Chat(Source):
+    """Conversations of your own, as `messages` (role, content) or `conversations` (from, value)."""
 
+    name = "chat"
+    Options = Options
 
-def messages(turns: Any, column: str, role: str, *contents: str) -> list[Message] | Skip:
-    """The turns of a column as messages. `role` names the field of the role, `contents` those that may hold the text.
-
-    Raises TypeError or ValueError naming column and turn for what is not a list of turns.
-    """
-    if not isinstance(turns, list):
-        raise TypeError(f"column {column!r} holds {type(turns).__name__}, not a list of turns")
-    found: list[Message] = []
-    for number, turn in enumerate(turns, start=1):
-        where = f"column {column!r}, turn {number}"
-        if not isinstance(turn, dict):
-            raise TypeError(f"{where}: is {type(turn).__name__}, not an object")
-        name = turn.get(role)
-        if not isinstance(name, str):
-            raise ValueError(f"{where}: has no text in {role!r}")
-        if name not in ROLES:
-            return UNKNOWN_ROLE
-        content = next((turn[field] for field in contents if turn.get(field) is not None), None)
-        if content is None and ROLES[name] == "assistant":
-            content = ""  # an answer that is nothing but tool calls
-        if isinstance(content, list):
-            content = _join_parts(content)
-            if content is None:
-                return NOT_TEXT
-        if not isinstance(content, str):
-            raise ValueError(f"{where}: has no text in {' or '.join(map(repr, contents))}")
-        found.append(
-            Message(
-                role=ROLES[name],
-                content=content,
-                name=_label(turn.get("name")),
-                tool_calls=without_nulls(turn.get("tool_calls")) or None,
-                tool_call_id=_label(turn.get("tool_call_id")),
-            )
+    def parse(self, row: dict[str, Any]) -> Conversation | Skip:
+        options: Options = self.options
+        column = options.column or next((column for column, _, _ in SHAPES if column in row), SHAPES[0][0])
+        turns = decoded(row[column], column)
+        role, content = _fields(turns)
+        found = messages(
+            turns, column, options.role or role, options.content or content, roles={**ROLES, **options.roles}
         )
-    return found
+        if isinstance(found, Skip):
+            return found
+        if options.system is not None:
+            system = row[options.system]
+            if system is not None and not isinstance(system, str):
+                raise TypeError(f"column {options.system!r} holds {type(system).__name__}, not text")
+            if system and system.strip():
+                found = [Message(role="system", content=system), *found]
+        return Conversation(found, tools(row, options.tools), identity(row, options.id))
 
 
-def _label(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _fields(turns: Any) -> tuple[str, str]:
+    """The names of role and text in the first turn; the usual ones if there is none."""
+    first = turns[0] if isinstance(turns, list) and turns and isinstance(turns[0], dict) else {}
+    return next(((role, text) for _, role, text in SHAPES if first.get(role) is not None), SHAPES[0][1:])
 
 
-def _join_parts(parts: list[Any]) -> str | None:
-    """OpenAI content parts as one text, joined by nothing as chat templates do; None if a part is not text."""
-    texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return "".join(texts)
-
-
-def without_nulls(value: Any) -> Any:
-    """`value` without the fields that are null: Parquet gives every object the fields of all others."""
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
+@hookimpl
+def register_sources(register: Register) -> None:
+    register(Chat)

@@ -1,29 +1,38 @@
-"""Reads dataset files row by row: JSON Lines, JSON array or Parquet; JSON plain, gzipped or as zstd.
+"""Reads dataset files row by row: JSON Lines, a JSON array, Parquet, CSV or lines of text; plain, gzipped or as zstd.
 
-What a file is, is decided by its first bytes, for public files are often named wrongly. NaN and Infinity,
-which pandas writes into JSON, are accepted everywhere, as Parquet has them too.
+What a file is, is decided by its first bytes, for public files are often named wrongly; only CSV (.csv, .tsv) and lines
+of text (.txt), which have none of their own, by name. NaN and Infinity, which pandas writes into JSON, are accepted
+everywhere, as Parquet has them too.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import itertools
 import json
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import zstandard
 
 from eyas.errors import EyasError
 
-READ_BYTES = 1 << 16  # small, because one compressed chunk is decompressed as a whole
+READ_BYTES = 1 << 16
+ZSTD_BYTES = 1 << 13  # a compressed chunk is decompressed as a whole, and may hold a thousand times as much
 BATCH_ROWS = 256  # Parquet rows in memory at once; rows with long reasoning take 100 kB each
 # RFC 8878, 3.1: a frame, and the sixteen magics of skippable frames, which parallel compressors put first.
 ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))
+CSV_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+CSV_FIELD = 1 << 24  # characters; a quote that is never closed takes the rest of the file for one field
 SPACE = " \t\r\n"  # JSON's white space (RFC 8259, 2); str.isspace knows more
+
+PARQUET_MAGIC = b"PAR1"
+PACKED = (".gz", ".zst", ".zstd")
 
 Row = tuple[int, dict[str, Any]]
 
@@ -38,22 +47,82 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise EyasError(f"{path}: no such file; correct `files:` of the dataset or fetch the file")
     with path.open("rb") as file:
         magic = file.read(4)
-    if magic == b"PAR1":
-        yield from _parquet(path)
+    if magic == PARQUET_MAGIC:
+        yield from _parquet(path, path)
         return
-    if path.suffix == ".parquet":
-        raise EyasError(
-            f"{path}: is not Parquet inside; fetch it again (a Git LFS pointer is a short text, not the data)"
-        )
     chunks = _chunks(path, magic)
     head = b""
     for chunk in chunks:
         head += chunk
         if len(head.strip()) > len(codecs.BOM_UTF8):
             break
+    if head.startswith(PARQUET_MAGIC):
+        yield from _packed_parquet(itertools.chain([head], chunks), path)
+        return
+    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
+    if kind == ".parquet":
+        raise EyasError(
+            f"{path}: is not Parquet inside; fetch it again (a Git LFS pointer is a short text, not the data)"
+        )
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise EyasError(f"{path}: is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     head = head.removeprefix(codecs.BOM_UTF8)
     chunks = itertools.chain([head], chunks)
-    yield from (json_array if head.lstrip().startswith(b"[") else json_lines)(chunks, path)
+    if kind in CSV_DELIMITERS:
+        yield from csv_rows(chunks, path, CSV_DELIMITERS[kind])
+    elif kind == ".txt":
+        yield from text_lines(chunks, path)
+    else:
+        yield from (json_array if head.lstrip().startswith(b"[") else json_lines)(chunks, path)
+
+
+def text_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
+    """Each line as a row of one column, `text`. Only b"\\n" or b"\\r\\n" ends a line; a blank line is no row but has a number."""
+    for number, line in enumerate(_lines(chunks), start=1):
+        text = _utf8(line, path, number).removesuffix("\r")
+        if text.strip():
+            yield number, {"text": text}
+
+
+def csv_rows(chunks: Iterable[bytes], path: Path, delimiter: str) -> Iterator[Row]:
+    """Rows of CSV (RFC 4180), numbered from 1 behind the header; every value is text. A blank line is no row.
+
+    Errors name the line where the row ends: a quoted field may hold lines of its own.
+    """
+    csv.field_size_limit(CSV_FIELD)
+    lines = (f"{_utf8(line, path, number)}\n" for number, line in enumerate(_lines(chunks), start=1))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    remedy = "correct the line (quotes in a field are doubled, and the field quoted), or write JSON Lines"
+    try:
+        header = next(filter(None, reader), None)
+        if header is None:
+            return
+        for column in header:
+            if header.count(column) > 1:
+                raise EyasError(f"{path}: line 1: two columns are called {column!r}; rename one")
+        number = 0
+        for fields in reader:
+            if not fields:
+                continue
+            number += 1
+            if len(fields) != len(header):
+                raise EyasError(
+                    f"{path}: line {reader.line_num}: row {number} has {len(fields)} fields where the header has"
+                    f" {len(header)}; {remedy}"
+                )
+            yield number, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise EyasError(f"{path}: line {reader.line_num}: malformed CSV ({error}); {remedy}") from None
+
+
+def _utf8(line: bytes, path: Path, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise EyasError(
+            f"{path}: line {number}: not UTF-8 ({error.reason} at byte {error.start + 1} of the line); convert the file"
+            " with iconv, or correct the line"
+        ) from None
 
 
 def json_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
@@ -68,7 +137,7 @@ def json_lines(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
             what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             raise EyasError(
                 f"{path}: line {number}: not valid JSON ({what}); correct the line, or fetch the file again"
-                " (Eyas reads JSON Lines, a JSON array of objects, and Parquet)"
+                " (Eyas reads JSON Lines, a JSON array of objects, Parquet, and CSV named .csv)"
             ) from None
         if not isinstance(row, dict):
             raise EyasError(
@@ -204,7 +273,7 @@ def _unzstd(path: Path) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None
     with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
+        while chunk := file.read(ZSTD_BYTES):
             while chunk:
                 frame = frame or decompressor.decompressobj()
                 yield frame.decompress(chunk)
@@ -215,16 +284,26 @@ def _unzstd(path: Path) -> Iterator[bytes]:
         raise EOFError("the last zstd frame is not whole")
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _packed_parquet(chunks: Iterable[bytes], path: Path) -> Iterator[Row]:
+    """Parquet is read from its end, so one that is compressed as a whole is unpacked into a temporary file."""
+    with tempfile.TemporaryFile() as unpacked:
+        for chunk in chunks:
+            unpacked.write(chunk)
+        yield from _parquet(unpacked, path)
+
+
+def _parquet(file: Path | IO[bytes], path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pyarrow.ArrowException, OSError) as error:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            # One group at a time and by one thread: else Arrow's allocator keeps what it has freed, more with every group.
+            for group in range(table.num_row_groups):
+                for batch in table.iter_batches(BATCH_ROWS, [group], use_threads=False):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise EyasError(f"{path}: row {number + 1}: damaged Parquet ({error}); fetch it again") from None

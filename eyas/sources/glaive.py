@@ -12,9 +12,10 @@ from typing import Any
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
 from eyas.records import Message
-from eyas.sources.chat import text
+from eyas.sources.turns import text
 
-# A turn starts at a paragraph, or right after the end mark; "USER:" in the middle of a text is text.
+# A turn starts at a paragraph (two newlines, or three where there are functions), or right after the end mark; "USER:" in
+# the middle of a text is text.
 TURN = re.compile(r"(?:\A\s*|\n{2,}|<\|endoftext\|>\s*)(USER|ASSISTANT|FUNCTION RESPONSE):")
 # A control token in many vocabularies: it must never reach a tokenizer as data.
 END = "<|endoftext|>"
@@ -66,8 +67,26 @@ def _functions(definitions: str) -> list[dict[str, Any]] | None:
     return found
 
 
+def _marks(chat: str) -> list[re.Match[str]]:
+    """Where turns start.
+
+    An answer ends with the end mark, so what looks like a turn before that is text of the answer (a dialogue that it
+    tells), and so is a second USER: before any answer. But the first ASSISTANT: at a paragraph ends a question, even if it
+    may be part of one: no answer gets into a prompt.
+    """
+    found: list[re.Match[str]] = []
+    for mark in TURN.finditer(chat):
+        if found:
+            last = found[-1]
+            ended = END in chat[last.end() : mark.end()] or END not in chat[mark.end() :]
+            if (last[1] == "ASSISTANT" and not ended) or last[1] == mark[1] == "USER":
+                continue
+        found.append(mark)
+    return found
+
+
 def _turns(chat: str) -> list[Message] | None:
-    marks = list(TURN.finditer(chat))
+    marks = _marks(chat)
     if not marks:
         return None if chat.strip() else []
     if marks[0].start() > 0:

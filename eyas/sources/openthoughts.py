@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
-from eyas.sources.chat import messages
+from eyas.sources.turns import messages
 
 
 class OpenThoughts(Source):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
-from eyas.sources.chat import messages, text
+from eyas.sources.turns import identity, messages
+
+# How ChatGPT's page wrapped an answer. In a user turn it is a page that was saved, not something that was asked;
+# RyokoAI/ShareGPT52K and the HTML parts of the Vicuna set are full of it.
+PAGE = '<div class="markdown prose'
 
 
 class ShareGPT(Source):
@@ -15,7 +19,11 @@ class ShareGPT(Source):
 
     def parse(self, row: dict[str, Any]) -> Conversation | Skip:
         found = messages(row["conversations"], "conversations", "from", "value")
-        return found if isinstance(found, Skip) else Conversation(found, id=text(row, "id"))
+        if isinstance(found, Skip):
+            return found
+        if any(message.role == "user" and PAGE in message.content for message in found):
+            return Skip("a user turn is a saved page (HTML)")
+        return Conversation(found, id=identity(row, "id"))
 
 
 @hookimpl

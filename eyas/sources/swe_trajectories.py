@@ -3,11 +3,10 @@ SWE-bench/SWE-smith-trajectories (tree 08e109b) and SWE-Gym/OpenHands-Sampled-Tr
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
-from eyas.sources.chat import messages, without_nulls
+from eyas.sources.turns import decoded, messages, tools
 
 
 class SweTrajectories(Source):
@@ -23,27 +22,14 @@ class SweTrajectories(Source):
             # nebius leaves `text` null in system turns and puts it into `system_prompt`.
             found = messages(row["trajectory"], "trajectory", "role", "text", "system_prompt")
         elif "messages" in row:
-            found = messages(_decoded(row["messages"]), "messages", "role", "content")
+            found = messages(decoded(row["messages"], "messages"), "messages", "role", "content")
         else:
             raise ValueError(
                 "there is neither a column 'trajectory' (nebius) nor 'messages' (SWE-smith, SWE-Gym)"
             )
         if isinstance(found, Skip):
             return found
-        tools = without_nulls(row.get("tools")) or []
-        if not isinstance(tools, list):
-            raise TypeError(f"column 'tools' holds {type(tools).__name__}, not a list of tools")
-        return Conversation(found, tools)
-
-
-def _decoded(turns: Any) -> Any:
-    """SWE-smith stores its messages as JSON in a string."""
-    if not isinstance(turns, str):
-        return turns
-    try:
-        return json.loads(turns)
-    except ValueError as error:
-        raise ValueError(f"column 'messages' is text but not JSON ({error})") from None
+        return Conversation(found, tools(row, "tools"))
 
 
 @hookimpl
