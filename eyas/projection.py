@@ -1,0 +1,617 @@
+"""From a pilot's answers and the server's rate to the whole run: tokens, hours and disk, each with a 90 % interval.
+
+Everything is drawn DRAWS times and told by the 5 %, 95 % and mean of the draws, so parts add up.
+
+Lengths: the pilot's answers get random weights (the Bayesian bootstrap, Rubin 1981), within classes of prompt size
+that are weighted as in all prompts; a few answers' weight goes to the shape that all datasets have in common, since 64
+answers seldom show the tail. Answers that still ran are drawn from those known to be longer (`censoring`).
+
+Rate: the pilot is a short stretch of a server whose speed drifts over hours. The logarithm of the rate is taken as a
+mean plus an Ornstein-Uhlenbeck process of known size and correlation time, and the mean rate of the run is predicted
+from the pilot's windows by best linear prediction with an unknown mean (universal kriging).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from eyas import censoring
+from eyas.errors import EyasError
+from eyas.hours import FULL_SHARE
+
+DRAWS = 4_000
+CLASSES, CLASS_LEAST = 4, 16  # classes of prompt size, and the answers that each needs
+SHARED = 4.0  # answers' worth of weight for the shape common to all datasets
+SHAPE_POINTS = 16  # by which that shape is told
+NUGGET_LEAST = 0.005  # sd of a window's log rate that is no drift, in windows too few to tell
+LOW, HIGH = 5.0, 95.0  # percentiles of the 90 % interval
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+# --- what was seen -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """A dataset's pilot answers, arrays of one length n.
+
+    sizes: of their prompts, in the unit of Observed.sizes. prompt_tokens, output_tokens, reasoning_tokens: counts of ids.
+    ended: false for an answer that still ran when the pilot was stopped; its output_tokens are those it had by then, and its
+    reasoning_tokens, cut and accepted are not looked at. cut: it ended at the limit. accepted: by the checks.
+    """
+
+    sizes: Floats
+    prompt_tokens: Floats
+    output_tokens: Floats
+    reasoning_tokens: Floats
+    ended: Bools
+    cut: Bools
+    accepted: Bools
+
+    def __len__(self) -> int:
+        return len(self.output_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A dataset, its prompts and its pilot.
+
+    sizes: of the prompt of every answer that a full run asks for, the pilot's too (samples and turns counted): tokens,
+    or characters, or ones if nothing is known. budget_tokens: accepted output tokens, None for no budget.
+    """
+
+    dataset: str
+    sizes: Floats
+    answers: Answers
+    max_new_tokens: int
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How fast the server was, in equal stretches of time; arrays of one length.
+
+    hours: middle of each since the first began. tokens_per_second, completions_per_minute: over all datasets.
+    running: requests in flight or, where the server tells, running. queued: whether requests were waiting throughout;
+    the others do not count.
+    """
+
+    hours: Floats
+    tokens_per_second: Floats
+    completions_per_minute: Floats
+    running: Floats
+    queued: Bools
+
+
+class Drift(Struct, frozen=True, kw_only=True):
+    """How the rate wanders over hours, which a short pilot cannot show. sd: of its logarithm. hours: correlation time.
+
+    sd 0: the rate stays as it was.
+    """
+
+    sd: float = 0.08
+    hours: float = 2.0
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """gpus: that the server holds. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
+
+    0.345 is a fit to published points of Kimi-K2.6 on eight GPUs; `whatif.fit` tells that of a server.
+    """
+
+    gpus: int = 1
+    exponent: float = 0.345
+
+
+class Store(Struct, frozen=True, kw_only=True):
+    """Bytes on disk. response_bytes, train_bytes: per prompt and output token, as the pilot's own files have it.
+
+    hidden_size, hidden_layers: of the states that a trainer would keep for each token; None if none are kept.
+    """
+
+    response_bytes: float
+    train_bytes: float
+    hidden_size: int | None = None
+    hidden_layers: int = 4  # EAGLE-3: three layers and the last
+    hidden_bytes: int = 2  # bf16
+
+
+# --- what is told ------------------------------------------------------------------------------------------------
+
+
+class Interval(Struct, frozen=True, kw_only=True):
+    """A mean and the 90 % interval about it."""
+
+    low: float
+    mean: float
+    high: float
+
+    @classmethod
+    def of(cls, draws: Floats) -> Interval:
+        low, high = np.percentile(draws, [LOW, HIGH])
+        return cls(low=float(low), mean=float(draws.mean()), high=float(high))
+
+
+class Expected(Struct, frozen=True, kw_only=True):
+    """One dataset or all of them, in a full or a budgeted run.
+
+    output_tokens are what must be generated: rejected answers and what goes beyond a budget are in it, and hours follow from
+    it. accepted_tokens: what training gets. acceptance: of answers; at_limit: share of answers. hours: those that the
+    server spends on it; in the total with the drain, the time at the end when fewer and fewer requests run.
+    disk in bytes. naive_hours: answers ÷ the pilot's completions per minute, as one would count by hand; null without completions.
+    """
+
+    responses: Interval
+    prompt_tokens: Interval
+    reasoning_tokens: Interval
+    answer_tokens: Interval
+    output_tokens: Interval
+    accepted_tokens: Interval
+    acceptance: Interval
+    at_limit: Interval
+    hours: Interval
+    gpu_hours: Interval
+    responses_disk: Interval
+    train_disk: Interval
+    hidden_disk: Interval | None
+    naive_hours: float | None
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run of all datasets. drain_hours: what the total has more than the datasets together."""
+
+    datasets: dict[str, Expected]
+    total: Expected
+    drain_hours: Interval
+
+
+class Projection(Struct, frozen=True, kw_only=True):
+    """full: every prompt. budgeted: until the budgets are reached; null if no dataset has one.
+
+    tokens_per_second: mean rate of a full run. drift: as assumed. pilot: answers by dataset. running: requests, by time.
+    still_running: answers of the pilot that had not ended.
+    """
+
+    full: Run
+    budgeted: Run | None
+    tokens_per_second: Interval
+    drift: Drift
+    pilot: dict[str, int]
+    still_running: int
+    running: float
+
+
+# --- windows -----------------------------------------------------------------------------------------------------
+
+
+def windows_of(started: Floats, finished: Floats, tokens: Floats, seconds: float = 60.0) -> Windows:
+    """Windows of replies that were in flight from `started` to `finished`, in Unix s; tokens: output tokens of each.
+
+    A reply's tokens count evenly over its time. A window had a queue if on average FULL_SHARE of the most requests were
+    in flight: with a few requests each gap between two of them would undo a stricter rule. A pilot shorter than ten windows gets shorter ones.
+    """
+    begin = started - started.min()
+    end = np.maximum(finished - started.min(), begin + 1e-3)
+    total = float(end.max())
+    count = max(round(total / seconds), 10)
+    edges = np.linspace(0.0, total, count + 1)
+    instants = np.unique(np.concatenate([begin, end, edges]))
+    first, last = np.searchsorted(instants, begin), np.searchsorted(instants, end)
+
+    def in_each(amount: Floats) -> Floats:
+        """Sum of `amount` over the replies in flight, for each stretch between instants."""
+        size = len(instants)
+        return np.cumsum(np.bincount(first, amount, size) - np.bincount(last, amount, size))[:-1]
+
+    widths = np.diff(instants)
+    in_flight = np.rint(in_each(np.ones_like(begin)))
+    at = np.searchsorted(instants, edges[:-1])
+    width = total / count
+    running = np.add.reduceat(in_flight * widths, at) / width
+    speed = 1 / (end - begin)
+    return Windows(
+        hours=(edges[:-1] + width / 2) / 3600,
+        tokens_per_second=np.add.reduceat(in_each(speed * tokens) * widths, at) / width,
+        completions_per_minute=np.add.reduceat(in_each(speed) * widths, at) / width * 60,
+        running=running,
+        queued=running >= FULL_SHARE * in_flight.max(),
+    )
+
+
+# --- projecting --------------------------------------------------------------------------------------------------
+
+
+def project(
+    observed: Sequence[Observed],
+    windows: Windows,
+    machine: Machine,
+    store: Store,
+    drift: Drift | None = None,
+    draws: int = DRAWS,
+) -> Projection:
+    """The whole run. The same arguments give the same numbers.
+
+    Raises EyasError if a dataset has no ended answer, or no window had a queue.
+    """
+    drift = drift or Drift()
+    random = np.random.default_rng(0)
+    rate = rates(windows, drift)
+    lengths = draw_lengths(observed, random, draws)
+    noise = random.standard_normal(draws)
+    shares = random.random(draws)  # of the running requests that are of a dataset when its budget is reached
+    leftover = random.random((draws, max(1, round(rate.running))))
+
+    def run(*, budgeted: bool) -> tuple[Run, Floats]:
+        parts = {
+            one.dataset: _amounts(one, lengths[one.dataset], rate.running * shares if budgeted else None)
+            for one in observed
+        }
+        tokens = np.sum([part.output for part in parts.values()], axis=0)
+        per_second = rate.draw(float(tokens.mean()), noise)
+        drain = _drain(lengths, parts, rate, machine, leftover) * rate.at_pilot / per_second
+        datasets = {
+            name: _expected(part, part.output / per_second / 3600, rate, machine, store)
+            for name, part in parts.items()
+        }
+        total = _expected(
+            _sum(list(parts.values())), tokens / per_second / 3600 + drain, rate, machine, store
+        )
+        return Run(datasets=datasets, total=total, drain_hours=Interval.of(drain)), per_second
+
+    full, per_second = run(budgeted=False)
+    return Projection(
+        full=full,
+        budgeted=run(budgeted=True)[0] if any(one.budget_tokens for one in observed) else None,
+        tokens_per_second=Interval.of(per_second),
+        drift=drift,
+        pilot={one.dataset: len(one.answers) for one in observed},
+        still_running=sum(int((~one.answers.ended).sum()) for one in observed),
+        running=rate.running,
+    )
+
+
+# --- rate --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The pilot's rate in tokens/s, and what it says about a longer run. running: requests at that rate."""
+
+    at_pilot: float
+    completions: float  # per minute
+    running: float
+    hours: Floats  # of the windows
+    logs: Floats
+    nugget: float
+    drift: Drift
+
+    def draw(self, tokens: float, noise: Floats) -> Floats:
+        """Draws of the mean rate, in tokens/s, of a run of so many tokens that starts when the pilot ends."""
+        horizon = tokens / self.at_pilot / 3600
+        mean, sd = predict(self.hours, self.logs, self.nugget, self.drift, horizon)
+        return np.exp(mean + sd * noise)
+
+
+def rates(windows: Windows, drift: Drift) -> Rate:
+    """From the windows with a queue. Raises EyasError if there is none."""
+    used = windows.queued & (windows.tokens_per_second > 0)
+    if not used.any():
+        raise EyasError(
+            "the pilot never kept the server's queue filled, so its throughput is unknown; "
+            "ask more prompts (plan.prompts) or lower server.concurrency"
+        )
+    logs = np.log(windows.tokens_per_second[used])
+    return Rate(
+        at_pilot=float(windows.tokens_per_second[used].mean()),
+        completions=float(windows.completions_per_minute[used].mean()),
+        running=float(windows.running[used].mean()),
+        hours=windows.hours[used],
+        logs=logs,
+        nugget=_nugget(logs),
+        drift=drift,
+    )
+
+
+def _nugget(logs: Floats) -> float:
+    """Sd of a window's log rate that neighbours do not share: half the mean square of differences (von Neumann 1941)."""
+    if len(logs) < 3:
+        return NUGGET_LEAST
+    return max(float(np.sqrt(np.mean(np.diff(logs) ** 2) / 2)), NUGGET_LEAST)
+
+
+def predict(hours: Floats, logs: Floats, nugget: float, drift: Drift, horizon: float) -> tuple[float, float]:
+    """Mean and sd of the log of the mean rate over `horizon` hours after the last of the windows.
+
+    hours: middles of the windows; logs: log rates in them; nugget: their own sd.
+    """
+    count, tau, variance = len(hours), drift.hours, drift.sd**2
+    between = np.exp(-np.abs(hours[:, None] - hours[None, :]) / tau)
+    covariance = variance * between + nugget**2 * np.eye(count)
+    end = hours[-1] + (hours[-1] - hours[0]) / max(count - 1, 1) / 2
+    span = max(horizon, 1e-6) / tau
+    # Integrals of exp(-|s - t| / tau) over the horizon, once with each window and twice with itself.
+    ahead = variance * np.exp(-(end - hours) / tau) * -np.expm1(-span) / span
+    itself = variance * 2 / span * (1 + np.expm1(-span) / span)
+    ones = np.ones(count)
+    solved = np.linalg.solve(covariance, np.column_stack([ones, ahead, logs]))
+    precision = ones @ solved[:, 0]
+    mean = solved[:, 2].sum() / precision
+    lack = 1 - ones @ solved[:, 1]
+    predicted = mean + ahead @ (solved[:, 2] - mean * solved[:, 0])
+    spread = itself - ahead @ solved[:, 1] + lack**2 / precision
+    # The mean of a rate is more than the exponential of its mean logarithm.
+    return float(predicted + (variance - itself) / 2), float(np.sqrt(max(spread, 0.0)))
+
+
+# --- lengths -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Draws for one dataset of the mean, per answer, of each quantity; output_squares: mean square of output tokens."""
+
+    prompt: Floats
+    output: Floats
+    output_squares: Floats
+    reasoning: Floats
+    accepted: Floats
+    accepted_output: Floats
+    accepted_prompt: Floats
+    cut: Floats
+    sample: Floats  # output tokens of the answers, for the drain
+
+
+def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draws: int) -> dict[str, Lengths]:
+    """Draws of the means by dataset. Raises EyasError for a dataset without an ended answer."""
+    for one in observed:
+        if not one.answers.ended.any():
+            raise EyasError(
+                f"{one.dataset}: the pilot has no finished answer; let it run longer, or ask more prompts (plan.prompts)"
+            )
+    shape = common_shape(observed)
+    return {one.dataset: _draw(one, shape, random, draws) for one in observed}
+
+
+def common_shape(observed: Sequence[Observed]) -> Floats:
+    """Output tokens relative to the dataset's geometric mean, over all datasets: means of SHAPE_POINTS equal shares, rising."""
+    ratios = []
+    for one in observed:
+        ended = one.answers.output_tokens[one.answers.ended]
+        logs = np.log(np.maximum(ended, 1.0))
+        ratios.append(np.exp(logs - logs.mean()))
+    shares = np.array_split(np.sort(np.concatenate(ratios)), SHAPE_POINTS)
+    return np.array([share.mean() for share in shares if len(share)])
+
+
+def _draw(one: Observed, shape: Floats, random: np.random.Generator, draws: int) -> Lengths:
+    answers = one.answers
+    ended = answers.ended
+    weights = _weights(one, random, draws)
+    seen = answers.output_tokens[ended]
+    accepted_share = float(answers.accepted[ended].mean())
+    reasoning_share = float(answers.reasoning_tokens[ended].sum() / max(seen.sum(), 1.0))
+
+    # Points of the common shape, at this dataset's scale.
+    scale = np.exp(np.log(np.maximum(seen, 1.0)).mean())
+    shaped = np.minimum(shape * scale, one.max_new_tokens)
+    extra = random.standard_gamma(SHARED / len(shaped), (draws, len(shaped))) / len(answers)
+    weights = np.hstack([weights, extra])
+    weights /= weights.sum(axis=1, keepdims=True)
+
+    def values(of_answers: Floats, of_shape: Floats | float) -> Floats:
+        return np.concatenate([of_answers, np.broadcast_to(of_shape, len(shaped))])
+
+    # What an answer that still ran will be is not known; it gets its dataset's shares of its drawn length.
+    output = values(answers.output_tokens, shaped)
+    cut = values(np.where(ended, answers.cut, 0.0), shaped >= one.max_new_tokens)
+    accepted = values(np.where(ended, answers.accepted, accepted_share), accepted_share)
+    reasoning = values(
+        np.where(ended, answers.reasoning_tokens / np.maximum(answers.output_tokens, 1.0), reasoning_share),
+        reasoning_share,
+    )
+    prompts = values(answers.prompt_tokens, float(answers.prompt_tokens.mean()))
+    columns = {
+        "prompt": prompts,
+        "output": output,
+        "output_squares": output**2,
+        "reasoning": output * reasoning,
+        "accepted": accepted,
+        "accepted_output": accepted * output,
+        "accepted_prompt": accepted * prompts,
+        "cut": cut,
+    }
+    means = weights @ np.column_stack(list(columns.values()))
+    open_ones = np.flatnonzero(~ended)
+    if len(open_ones):
+        means += _still_running(one, open_ones, output, accepted, reasoning, prompts, weights, random)
+    # All prompts are known, so the mean of their tokens is only uncertain by tokens per size.
+    ratio = (weights @ prompts) / (weights @ values(answers.sizes, float(answers.sizes.mean())))
+    means[:, 0] = ratio * one.sizes.mean()
+    return Lengths(sample=seen, **dict(zip(columns, means.T, strict=True)))
+
+
+def _still_running(
+    one: Observed,
+    open_ones: npt.NDArray[np.intp],
+    output: Floats,
+    accepted: Floats,
+    reasoning: Floats,
+    prompts: Floats,
+    weights: Floats,
+    random: np.random.Generator,
+) -> Floats:
+    """What the means change by when each answer that still ran has a drawn length instead of the tokens it had."""
+    answers = one.answers
+    drawn = censoring.draw(
+        answers.output_tokens, answers.ended, one.max_new_tokens, random, len(weights)
+    )  # (draws, open)
+    had, of = output[open_ones], weights[:, open_ones]
+    more, squares = drawn - had, drawn**2 - had**2
+    zero = np.zeros(len(weights))
+    return np.column_stack(
+        [
+            zero,
+            (of * more).sum(axis=1),
+            (of * squares).sum(axis=1),
+            (of * more * reasoning[open_ones]).sum(axis=1),
+            zero,
+            (of * more * accepted[open_ones]).sum(axis=1),
+            zero,
+            (of * (drawn >= one.max_new_tokens)).sum(axis=1),
+        ]
+    )
+
+
+def _weights(one: Observed, random: np.random.Generator, draws: int) -> Floats:
+    """Random weights of the answers, shape (draws, n), that sum to 1.
+
+    In each class of prompt size they are those of the Bayesian bootstrap, a little wider so that the variance is that of a
+    mean of so few; the classes weigh as in all prompts.
+    """
+    answers = one.answers
+    classes = min(CLASSES, len(answers) // CLASS_LEAST)
+    edges = np.quantile(answers.sizes, np.arange(1, classes) / classes) if classes > 1 else np.empty(0)
+    edges = np.unique(edges)
+    of_answer = np.searchsorted(edges, answers.sizes)
+    share = np.bincount(np.searchsorted(edges, one.sizes), minlength=len(edges) + 1) / len(one.sizes)
+    weights = np.empty((draws, len(answers)))
+    for kind in np.unique(of_answer):
+        members = np.flatnonzero(of_answer == kind)
+        few = max(len(members) - 2, 1) / len(members)
+        drawn = random.standard_gamma(few, (draws, len(members)))
+        weights[:, members] = share[kind] * drawn / drawn.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+# --- amounts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Amounts:
+    """Draws for one dataset, or all, in one run."""
+
+    responses: Floats
+    prompt: Floats
+    reasoning: Floats
+    output: Floats
+    accepted: Floats  # answers
+    accepted_output: Floats
+    accepted_prompt: Floats
+    cut: Floats
+
+
+def _amounts(one: Observed, lengths: Lengths, running: Floats | None) -> _Amounts:
+    """What the dataset takes. running: requests of it that run when its budget is reached; None for a run without budgets."""
+    planned, done = len(one.sizes), len(one.answers)
+    means = {
+        name: _predicted(getattr(lengths, name), done, planned)
+        for name in ("prompt", "output", "reasoning", "accepted", "accepted_output", "accepted_prompt", "cut")
+    }
+    answers = np.full_like(lengths.output, planned)
+    over = np.zeros_like(answers)
+    if running is not None and one.budget_tokens is not None:
+        per_answer = np.maximum(means["accepted_output"], 1e-9)
+        needed = one.budget_tokens / per_answer + 0.5  # the unit that crosses the budget is finished
+        # Long answers are more often met running than short ones: E[L^2] / E[L] each, where the plan counts E[L].
+        excess = running * (lengths.output_squares / np.maximum(lengths.output, 1e-9) - lengths.output)
+        over = np.where(needed < planned, np.maximum(excess, 0.0), 0.0)
+        answers = np.clip(needed, min(done, planned), planned)
+    return _Amounts(
+        responses=answers,
+        prompt=answers * means["prompt"],
+        reasoning=answers * means["reasoning"],
+        output=answers * means["output"] + over,
+        accepted=answers * means["accepted"],
+        accepted_output=answers * means["accepted_output"],
+        accepted_prompt=answers * means["accepted_prompt"],
+        cut=answers * means["cut"],
+    )
+
+
+def _predicted(means: Floats, done: int, planned: int) -> Floats:
+    """Draws of the mean of all `planned` answers, of which `done` are known, from draws of the distribution's mean.
+
+    What is known does not vary, and what is not varies by chance besides: the variance is (1 - done / planned) of that of
+    the estimate, as for a sample from a finite population.
+    """
+    centre = means.mean()
+    of_all: Floats = np.maximum(centre + (means - centre) * max(1 - done / planned, 0.0) ** 0.5, 0.0)
+    return of_all
+
+
+def _sum(parts: Sequence[_Amounts]) -> _Amounts:
+    return _Amounts(
+        *(np.sum(column, axis=0) for column in zip(*(vars(part).values() for part in parts), strict=True))
+    )
+
+
+def _expected(part: _Amounts, hours: Floats, rate: Rate, machine: Machine, store: Store) -> Expected:
+    stored = part.prompt + part.output
+    trained = part.accepted_prompt + part.accepted_output
+    hidden = store.hidden_size and store.hidden_size * store.hidden_layers * store.hidden_bytes
+    return Expected(
+        responses=Interval.of(part.responses),
+        prompt_tokens=Interval.of(part.prompt),
+        reasoning_tokens=Interval.of(part.reasoning),
+        answer_tokens=Interval.of(part.output - part.reasoning),
+        output_tokens=Interval.of(part.output),
+        accepted_tokens=Interval.of(part.accepted_output),
+        acceptance=Interval.of(part.accepted / part.responses),
+        at_limit=Interval.of(part.cut / part.responses),
+        hours=Interval.of(hours),
+        gpu_hours=Interval.of(hours * machine.gpus),
+        responses_disk=Interval.of(stored * store.response_bytes),
+        train_disk=Interval.of(trained * store.train_bytes),
+        hidden_disk=Interval.of(trained * hidden) if hidden else None,
+        naive_hours=float(part.responses.mean() / rate.completions / 60) if rate.completions else None,
+    )
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def _drain(
+    lengths: Mapping[str, Lengths],
+    parts: Mapping[str, _Amounts],
+    rate: Rate,
+    machine: Machine,
+    leftover: Floats,
+) -> Floats:
+    """Hours that the end takes longer than its tokens would at the full rate, per draw.
+
+    When nothing is left to ask, the running requests end one by one. Their whole lengths are met in proportion to length, and
+    what is left of each is a uniform share. leftover: uniform numbers, shape (draws, running).
+    """
+    asked = {name: float(part.output.mean()) for name, part in parts.items()}
+    lengths_of = np.concatenate([lengths[name].sample for name in asked])
+    weight = np.concatenate(
+        [
+            lengths[name].sample
+            * asked[name]
+            / max(lengths[name].sample.sum(), 1.0)
+            / max(len(lengths[name].sample), 1)
+            for name in asked
+        ]
+    )
+    chance = np.cumsum(weight) / weight.sum()
+    running = leftover.shape[1]
+    which = np.searchsorted(chance, leftover)
+    # The same number again, stretched over its own step, is uniform and independent of which step it fell on.
+    before = np.concatenate([[0.0], chance[:-1]])
+    share = (leftover - before[which]) / np.maximum(chance[which] - before[which], 1e-12)
+    left = np.sort(lengths_of[which] * share, axis=1)
+    steps = np.diff(left, axis=1, prepend=0.0)
+    at_work = np.arange(running, 0, -1) / running
+    token = running / rate.at_pilot  # s a request needs for a token, with all of them running
+    seconds = (steps * at_work**machine.exponent).sum(axis=1) * token
+    even = left.sum(axis=1) / rate.at_pilot
+    extra: Floats = np.maximum(seconds - even, 0.0) / 3600
+    return extra
