@@ -12,6 +12,7 @@ from eyas.records import Response
 
 # Tokens compared before a period is tried in full: most distances at which the last token recurs fail within these.
 PROBE = 8
+PERIODIC, FEW_NGRAMS = "repeats with a short period", "few distinct n-grams"
 
 
 class DegenerateOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,9 +79,9 @@ class Degenerate(Check):
         if ids and ids[-1] == response.finish.matched:
             ids = ids[:-1]
         if self._is_periodic(ids):
-            yield "repeats with a short period"
+            yield PERIODIC
         if self._has_few_ngrams(ids[-self.options.window :]):
-            yield "few distinct n-grams"
+            yield FEW_NGRAMS
 
     def _is_periodic(self, ids: list[int]) -> bool:
         """Whether the end of `ids` repeats. Only distances at which the last token recurs can be periods."""
