@@ -7,23 +7,36 @@ an alarm, a change within it is.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from eyas.checks.degenerate import FEW_NGRAMS, PERIODIC
-from eyas.records import Verdict
+from eyas.judge import Judge
+from eyas.plugins import Registry
+from eyas.progress import SUFFIX, read_progress
+from eyas.records import Response, Verdict
 
 STANDARD = 100  # first answers of a job that set the standard
 RECENT = 50  # last answers that are compared with it
 EVERY = 10  # answers between two comparisons
 # Chance of so many odd answers by the standard. A run of 83,000 answers makes 33,000 comparisons.
 RAISE, WITHDRAW = 1e-7, 1e-3
+# What the check `degenerate` says. Not imported from there: alarms decide no result, checks do.
+DEGENERATE = {"repeats with a short period", "few distinct n-grams"}
 WITHOUT_REASONING = ("none", "empty", "unclosed")
 PACE_SHARE = 0.75  # of the planned speed; below that the plan's hours are no longer true
 PACE_SECONDS = 300.0  # for so long, so that a burst of long prompts is no alarm
+JUDGED = 0.05  # s between two judged answers at least, so that judging costs a fast client nothing
+FRESH = 10.0  # s; an older status file is that of a job that has ended
+
+log = logging.getLogger(__name__)
 
 
 class Alarm(Struct, frozen=True, kw_only=True):
@@ -55,7 +68,7 @@ def odd(verdict: Verdict, *, reasoning_expected: bool) -> frozenset[str]:
     found = {
         "rejected": not verdict.accepted,
         "without reasoning": reasoning_expected and verdict.reasoning_state in WITHOUT_REASONING,
-        "degenerate": not {PERIODIC, FEW_NGRAMS}.isdisjoint([*verdict.reasons, *verdict.marks]),
+        "degenerate": not DEGENERATE.isdisjoint([*verdict.reasons, *verdict.marks]),
         "at the limit": verdict.truncated,
     }
     return frozenset(kind for kind, holds in found.items() if holds)
@@ -136,3 +149,69 @@ class Pace:
             "look at the server's log for retractions, at others on its GPUs, and plan again for the hours that are left"
         )
         return Alarm(kind="slow", text=told)
+
+
+class Lookout:
+    """Follows one job: judges answers as they come and compares the speed of all jobs with the plan's.
+
+    Alarms go into the log when they are raised; `alarms` are those that hold now.
+    """
+
+    def __init__(
+        self,
+        reasoning: Mapping[str, Any],
+        checks: Mapping[str, Mapping[str, Any]],
+        registry: Registry,
+        *,
+        reasoning_expected: bool,
+        plan: str | None,
+    ) -> None:
+        """reasoning, checks: as Judge has them. plan: plan.json, where one was made."""
+        self._judge = Judge(reasoning, checks, registry)
+        self._reasoning_expected = reasoning_expected
+        self._watch = Watch()
+        self._slow: Alarm | None = None
+        self._judged = float("-inf")
+        planned = _planned_rate(plan)
+        self._pace = Pace(planned) if planned else None
+
+    @property
+    def alarms(self) -> list[str]:
+        """What a person should look at now, a sentence each."""
+        held = [*self._watch.alarms.values(), *([self._slow] if self._slow else [])]
+        return [alarm.text for alarm in held]
+
+    def came(self, response: Response) -> None:
+        """An answer came."""
+        now = time.monotonic()
+        if now - self._judged < JUDGED:
+            return
+        self._judged = now
+        verdict = self._judge.judge(response)
+        for alarm in self._watch.add(odd(verdict, reasoning_expected=self._reasoning_expected)):
+            log.warning("%s", alarm.text)
+
+    def look(self, statuses: Path, *, busy: bool) -> None:
+        """A moment has passed. statuses: folder of the status files of all jobs. busy: this job would ask more."""
+        if self._pace is None:
+            return
+        slow = self._pace.look(rate_of_all(statuses, time.time()), busy, time.monotonic())
+        if slow and not self._slow:
+            log.warning("%s", slow.text)
+        self._slow = slow
+
+
+def rate_of_all(folder: Path, now: float) -> float:
+    """Output tokens/s of all jobs that have written their status lately."""
+    progresses = [read_progress(path) for path in folder.glob(f"*{SUFFIX}")]
+    return sum(one.rate for one in progresses if one is not None and now - one.updated < FRESH)
+
+
+def _planned_rate(plan: str | None) -> float | None:
+    if plan is None or not Path(plan).is_file():
+        return None
+    try:
+        return float(msgspec.json.decode(Path(plan).read_bytes())["projection"]["tokens_per_second"]["mean"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        log.warning("%s is not a plan; the speed is not compared with it", plan)
+        return None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from eyas.alarms import Lookout
 from eyas.capacity import Moments, running, sentence
 from eyas.config import AccessSettings, ModelConfig
 from eyas.errors import EyasError
@@ -90,6 +93,15 @@ class _Job:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A request that is at a server since `started`, Unix time in s."""
+
+    unit: Unit
+    sample: int
+    started: float
+
+
+@dataclass(frozen=True)
 class _Failure:
     """Given up after the last retry: one request, or all samples of a prompt that the server cannot encode."""
 
@@ -111,11 +123,19 @@ class Asking:
         journal: Journal,
         writer: JournalWriter,
         show: ProgressFile,
+        lookout: Lookout,
+        seconds: float = math.inf,
     ) -> None:
-        """Reads from `journal`, appends to `writer`; `journal` may be older than what is appended."""
+        """Reads from `journal`, appends to `writer`; `journal` may be older than what is appended.
+
+        seconds: after which it ends although not all is answered.
+        """
         self.plan, self.accepts, self.engine, self.lease = plan, accepts, engine, lease
         self.server, self.ceiling = access.server, access.ceiling
-        self.journal, self.writer, self.show = journal, writer, show
+        self.journal, self.writer, self.show, self.lookout = journal, writer, show, lookout
+        self.end = time.monotonic() + seconds
+        self.asked: dict[str, Asked] = {}  # what is at a server, by request
+        self.unfinished: list[Asked] = []
         self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self.control = frozenset(self.tokenizer.control_ids)
@@ -164,6 +184,9 @@ class Asking:
         jobs = self._jobs()
         while not self.budget.reached:
             self._raise_failures()
+            if time.monotonic() > self.end:
+                self.unfinished = list(self.asked.values())
+                return
             while not self.exhausted and not self.failure and self._may_ask():
                 job = await anext(jobs, None)
                 if job is None:
@@ -287,7 +310,7 @@ class Asking:
             url = await self.fleet.free()
             started = time.time()
             try:
-                with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
+                with self._at(url, job, started):
                     async with asyncio.timeout(deadline):
                         await self.fleet.same_model(url)
                         completion = await self.engine.generate(self.session, url, ask)
@@ -340,6 +363,18 @@ class Asking:
         self.show.progress.settled("failed")
         self._finish(job.pending, 0)
 
+    @contextlib.contextmanager
+    def _at(self, url: str, job: _Job, started: float) -> Iterator[None]:
+        """The request is at the server `url`."""
+        unit = job.pending.unit
+        assert unit.ids is not None
+        self.asked[job.request] = Asked(unit, job.sample, started)
+        try:
+            with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
+                yield
+        finally:
+            del self.asked[job.request]
+
     def _mean_output(self) -> float:
         """Tokens that an answer is expected to have."""
         if not self.completions:
@@ -351,7 +386,9 @@ class Asking:
         reply, progress = entry.reply, self.show.progress
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
-        self._finish(job.pending, self.accepts.tokens(place(reply, job.pending.unit.prompt.key, job.sample)))
+        response = place(reply, job.pending.unit.prompt.key, job.sample)
+        self.lookout.came(response)
+        self._finish(job.pending, self.accepts.tokens(response))
         if self.completions < SILENT_LIMIT:
             split = self.plan.reasoning.split(reply)
             self.silent += split.asked and split.state in NO_REASONING
@@ -390,6 +427,8 @@ class Asking:
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)
+            self.lookout.look(self.show.path.parent, busy=more)
+            progress.alarms = self.lookout.alarms
             self.stirred.set()
             await asyncio.sleep(TICK)
 

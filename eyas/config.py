@@ -253,6 +253,56 @@ class MixConfig(Section, frozen=True):
     ] = 0.01
 
 
+class PlanConfig(Section, frozen=True):
+    """What `snakemake plan` measures, and what it cannot and takes from here."""
+
+    prompts: Annotated[
+        int,
+        Meta(
+            gt=1,
+            description="Prompts per dataset that the pilot asks, the first of the fixed order. Their answers are the run's own, so none is wasted.",
+        ),
+    ] = 64
+    minutes: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Longest time of the pilot, in minutes. Answers that are still running then count as longer than they are, not as short ones; the run asks for them again.",
+        ),
+    ] = 20.0
+    drift_sd: Annotated[
+        Share,
+        Meta(
+            description="How much the server's speed wanders over hours, which a pilot cannot see: standard deviation of its logarithm. 0.08 is 8 %."
+        ),
+    ] = 0.08
+    drift_hours: Annotated[
+        float,
+        Meta(
+            gt=0, description="How long the speed stays away from its mean once it is: correlation time in h."
+        ),
+    ] = 2.0
+    gpus: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(
+            description="GPUs of all servers together, for GPU-hours; null where the server says how many it has."
+        ),
+    ] = None
+    hidden_size: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(
+            description="Hidden size of the target model, for the disk that its hidden states would take; null leaves that out."
+        ),
+    ] = None
+    hidden_layers: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Hidden states kept per token. EAGLE-3 reads three layers, and trainers keep the last one too.",
+        ),
+    ] = 4
+
+
 class Config(Section, frozen=True):
     """A run."""
 
@@ -272,6 +322,7 @@ class Config(Section, frozen=True):
     exports: Annotated[
         dict[str, dict[str, Any]], Meta(description="Exporters to run: name, then options.")
     ] = field(default_factory=lambda: {"tokens": {}})
+    plan: PlanConfig = field(default_factory=PlanConfig)
     journal: Annotated[
         str,
         Meta(description="Folder of finished responses, the expensive part. No rule deletes it; back it up."),
@@ -594,6 +645,31 @@ class GenerateSettings(Section, frozen=True):
     checks: dict[str, dict[str, Any]] | None
 
 
+class PilotSettings(Section, frozen=True):
+    """What decides a pilot: what it asks, and the server whose speed it measures. generate: without a budget."""
+
+    generate: GenerateSettings
+    checks: dict[str, dict[str, Any]]
+    prompts: int
+    server: ServerConfig
+
+
+class PlannedDataset(Section, frozen=True):
+    """What the plan must know of a dataset besides its pilot."""
+
+    budget_tokens: int | None
+    max_new_tokens: int
+    lane: str | None
+
+
+class PlanSettings(Section, frozen=True):
+    """What decides results/plan/."""
+
+    plan: PlanConfig
+    server: ServerConfig
+    datasets: dict[str, PlannedDataset]
+
+
 class ValidateSettings(Section, frozen=True):
     """What decides verdicts.parquet."""
 
@@ -648,12 +724,17 @@ class SummarySettings(Section, frozen=True):
 
 
 class AccessSettings(Section, frozen=True):
-    """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result."""
+    """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result.
+
+    checks, plan: what answers are judged by as they come, and the file with the planned speed, if there is one; for alarms.
+    """
 
     model: ModelConfig
     server: ServerConfig
     plugins: list[str]
     lane: str | None = None
+    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plan: str | None = None
 
     @property
     def ceiling(self) -> int:
@@ -699,6 +780,29 @@ class Stages:
             reasoning_required=section.reasoning_required,
             budget_tokens=section.budget_tokens,
             checks=self.checks(dataset) if section.budget_tokens is not None else None,
+        )
+
+    def pilot(self, dataset: str) -> PilotSettings:
+        return PilotSettings(
+            generate=msgspec.structs.replace(self.generate(dataset), budget_tokens=None, checks=None),
+            checks=self.checks(dataset),
+            prompts=self.config.plan.prompts,
+            server=self.config.server,
+        )
+
+    def plan(self) -> PlanSettings:
+        sections = self.config.datasets
+        return PlanSettings(
+            plan=self.config.plan,
+            server=self.config.server,
+            datasets={
+                name: PlannedDataset(
+                    budget_tokens=section.budget_tokens,
+                    max_new_tokens=section.sampling.max_new_tokens,
+                    lane=section.lane,
+                )
+                for name, section in sorted(sections.items())
+            },
         )
 
     def validate(self, dataset: str) -> ValidateSettings:
@@ -753,7 +857,12 @@ class Stages:
         """How `generate` of a dataset, or `serve`, reaches a server."""
         lane = self.config.datasets[dataset].lane if dataset is not None else None
         return AccessSettings(
-            model=self.model, server=self.config.server, plugins=list(self.plugin_files), lane=lane
+            model=self.model,
+            server=self.config.server,
+            plugins=list(self.plugin_files),
+            lane=lane,
+            checks=self.checks(dataset) if dataset is not None else {},
+            plan="results/plan/plan.json",
         )
 
     def on_the_hub(self) -> dict[str, tuple[str, str]]:
@@ -817,9 +926,9 @@ class Stages:
         if stage == "prompts" and dataset:
             used.append(("source", self.config.datasets[dataset].source["name"]))
         budgeted = dataset is not None and self.config.datasets[dataset].budget_tokens is not None
-        if stage in ("generate", "validate"):
+        if stage in ("generate", "pilot", "validate"):
             used.append(("reasoning", self.model.reasoning["name"]))
-        if dataset and (stage == "validate" or (stage == "generate" and budgeted)):
+        if dataset and (stage in ("pilot", "validate") or (stage == "generate" and budgeted)):
             used += [
                 ("check", name)
                 for name, section in self.checks(dataset).items()

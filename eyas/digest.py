@@ -24,6 +24,7 @@ TRANSPORT = frozenset(
         "eyas",
         "eyas.errors",
         "eyas.progress",
+        "eyas.alarms",
         "eyas.fleet",
         "eyas.server.lease",
         "eyas.server.verdict",

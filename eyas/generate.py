@@ -12,12 +12,14 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from eyas.alarms import Lookout
 from eyas.config import AccessSettings, GenerateSettings
 from eyas.errors import EyasError
 from eyas.journal import Answered, AnyEntry, Journal, JournalWriter, ServerSeen, Unanswered
@@ -27,6 +29,9 @@ from eyas.recordfile import Writer, atomic
 from eyas.records import Outcome, Response
 from eyas.timing import Timing, TimingWriter
 from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
+
+if TYPE_CHECKING:
+    from eyas.server.lease import Lease
 
 log = logging.getLogger(__name__)
 
@@ -124,18 +129,33 @@ def _ask(
     import uvloop
 
     from eyas.asking import Asking  # and with it what only asking needs
+
+    lookout = Lookout(
+        plan.settings.model.reasoning,
+        access.checks,
+        registry,
+        reasoning_expected=plan.settings.reasoning_required,
+        plan=access.plan,
+    )
+    with connected(access, registry) as (engine, lease), Journal(journal_folder) as journal:
+        if journal.server(lease.manifest_id) is None:
+            writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))
+        uvloop.run(Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout).run())
+
+
+@contextmanager
+def connected(access: AccessSettings, registry: Registry) -> Iterator[tuple[Engine, Lease]]:
+    """The engine, and a lease on its server, which is started if need be. Raises EyasError if there is none to be had."""
     from eyas.server.lease import hold
     from eyas.server.verdict import heed
 
     heed(access)
     _raise_file_limit(access.ceiling)
     section = dict(access.server.engine)
-    engine = registry.create("engine", section.pop("name"), section, "server.engine", plan.settings.model)
+    engine = registry.create("engine", section.pop("name"), section, "server.engine", access.model)
     assert isinstance(engine, Engine)
-    with hold(access, engine, log) as lease, Journal(journal_folder) as journal:
-        if journal.server(lease.manifest_id) is None:
-            writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))
-        uvloop.run(Asking(plan, accepts, access, engine, lease, journal, writer, show).run())
+    with hold(access, engine, log) as lease:
+        yield engine, lease
 
 
 def _raise_file_limit(concurrency: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_results import verdict
 
-from eyas.alarms import KINDS, PACE_SECONDS, RECENT, STANDARD, Pace, Watch, odd, surprise
+from eyas.alarms import DEGENERATE, KINDS, PACE_SECONDS, RECENT, STANDARD, Pace, Watch, odd, surprise
 from eyas.checks.degenerate import FEW_NGRAMS, PERIODIC
 
 NONE: frozenset[str] = frozenset()
@@ -61,6 +61,8 @@ def test_the_chance_is_that_of_drawing_from_all_balls_at_once() -> None:
 
 
 def test_what_an_answer_counts_towards() -> None:
+    assert {PERIODIC, FEW_NGRAMS} == DEGENERATE
+
     def kinds(expected: bool = True, **fields: Any) -> frozenset[str]:
         return odd(verdict("k", 100, **fields), reasoning_expected=expected)
 

@@ -161,7 +161,16 @@ def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  ".join(left + right).rstrip())
     notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
-    return lines + notes
+    return [*lines, *notes, *_alarms(states)]
+
+
+def _alarms(states: Sequence[tuple[Progress, str]]) -> list[str]:
+    """A line each; one that several datasets raise, of the server they share, stands once."""
+    raised: dict[str, list[str]] = {}
+    for progress, _ in states:
+        for text in progress.alarms:
+            raised.setdefault(text, []).append(progress.dataset)
+    return [f"ALARM {', '.join(names)}: {text}" for text, names in raised.items()]
 
 
 def _row(progress: Progress, shown: str) -> list[str]:
