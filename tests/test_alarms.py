@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_results import verdict
+from replies import response
 
-from eyas.alarms import DEGENERATE, KINDS, PACE_SECONDS, RECENT, STANDARD, Pace, Watch, odd, surprise
+import eyas.alarms
+from eyas.alarms import DEGENERATE, KINDS, PACE_SECONDS, RECENT, STANDARD, Lookout, Pace, Watch, odd, surprise
 from eyas.checks.degenerate import FEW_NGRAMS, PERIODIC
+from eyas.cli.status import table
+from eyas.plugins import registry
+from eyas.progress import Progress, write_progress
 
 NONE: frozenset[str] = frozenset()
 
@@ -85,3 +93,75 @@ def test_a_slow_server_is_told_of_after_five_minutes_of_work() -> None:
     assert pace.look(700, True, PACE_SECONDS + 2) is None
     assert pace.look(100, False, 3 * PACE_SECONDS) is None, "nothing more to ask: the drain is no alarm"
     assert pace.look(700, True, 3 * PACE_SECONDS + 1) is None
+
+
+# --- one job -----------------------------------------------------------------------------------------------------
+
+REASONED, PLAIN = ["<think>", "Hm", "</think>", "Yes", "."], ["Yes", "."]
+TAGS = {"name": "tags", "opened_by_prompt": False}
+
+
+@pytest.fixture
+def lookout(monkeypatch: pytest.MonkeyPatch) -> Lookout:
+    monkeypatch.setattr(eyas.alarms, "JUDGED", 0.0)
+    return Lookout(TAGS, {}, registry(), reasoning_expected=True, plan=None)
+
+
+def test_reasoning_that_disappears_is_told_in_log_and_status(
+    lookout: Lookout, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(STANDARD):
+        lookout.came(response(REASONED))
+    assert lookout.alarms == []
+    for _ in range(RECENT):
+        lookout.came(response(PLAIN))
+    (alarm,) = lookout.alarms
+    assert "100% of the last 50 answers have no reasoning, of the first 100 it were 0%" in alarm
+    assert [record.message for record in caplog.records if record.name == "eyas.alarms"] == [alarm]
+
+
+def test_a_fast_client_judges_only_some_of_its_answers(
+    lookout: Lookout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1_000))  # hundredths of a second
+    monkeypatch.setattr(eyas.alarms.time, "monotonic", lambda: next(clock) / 100)
+    monkeypatch.setattr(eyas.alarms, "JUDGED", 0.045)
+    judged: list[Any] = []
+    judge = lookout._judge.judge
+    monkeypatch.setattr(lookout._judge, "judge", lambda one: judged.append(one) or judge(one))
+    for _ in range(100):
+        lookout.came(response(REASONED))
+    assert len(judged) == 20
+
+
+def test_the_speed_of_all_jobs_is_held_against_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(eyas.alarms, "PACE_SECONDS", 0.0)
+    plan = tmp_path / "plan.json"
+    plan.write_text(
+        json.dumps({"projection": {"tokens_per_second": {"low": 900, "mean": 1000, "high": 1100}}})
+    )
+    lookout = Lookout(TAGS, {}, registry(), reasoning_expected=True, plan=str(plan))
+    now = time.time()
+    for name, rate, age in (("a", 300, 0), ("b", 400, 1), ("ended", 500, 60)):
+        state = Progress(dataset=name, state="generating", planned=9, rate=rate, updated=now - age)
+        write_progress(tmp_path / f"{name}.status.json", state)
+    lookout.look(tmp_path, busy=True)
+    (alarm,) = lookout.alarms
+    assert alarm.startswith("700 tokens/s")
+    lookout.look(tmp_path, busy=False)
+    assert lookout.alarms == []
+    plan.write_text("{}")
+    unplanned = Lookout(TAGS, {}, registry(), reasoning_expected=True, plan=str(plan))
+    unplanned.look(tmp_path, busy=True)
+    assert unplanned.alarms == [] and "is not a plan" in caplog.text
+
+
+def test_status_shows_alarms_once() -> None:
+    shared = "700 tokens/s for 5 minutes"
+    states = [
+        (Progress(dataset=name, state="generating", planned=9, alarms=[*own, shared]), "generating")
+        for name, own in (("a", ["loops"]), ("b", []))
+    ]
+    assert table(states)[-2:] == ["ALARM a: loops", f"ALARM a, b: {shared}"]

@@ -40,12 +40,13 @@ FLOORS = [
         "budget",
         "program",
     },
-    {"sources", "engines", "reasoning", "checks", "exporters", "server", "judge", "units"},
+    {"sources", "engines", "reasoning", "checks", "exporters", "server", "judge", "units", "alarms"},
     {"asking", "fleet"},
     {
         "fetch",
         "prompts",
         "generate",
+        "pilot",
         "validate",
         "stats",
         "train",
@@ -57,7 +58,7 @@ FLOORS = [
         "whatif",
     },
     {"report"},
-    {"summary"},
+    {"summary", "plan"},
     {"cli", "schema", "terminal", "failures"},
 ]
 
