@@ -96,7 +96,11 @@ def prompts(
             raise EyasError(_nothing_usable(settings.dataset, names, skipped))
         with recordfile.Writer[Prompt](out) as writer:
             for prompt in sorter.sorted():
-                writer.write(msgspec.structs.replace(prompt, occurrence=sorter.count(_sameness(prompt))))
+                writer.write(
+                    msgspec.structs.replace(
+                        prompt, occurrence=sorter.count(sameness(prompt.messages, prompt.tools))
+                    )
+                )
     result = PromptsReport(
         dataset=settings.dataset,
         asked=settings.rows,
@@ -175,10 +179,10 @@ def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
     return f"{base}-{sorter.count(base)}"
 
 
-def _sameness(prompt: Prompt) -> str:
+def sameness(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
     """Equal for prompts that a model may see as equal: a chat template may trim contents, and rewrites nothing else."""
-    asked = [[message.role, message.content.strip()] for message in prompt.messages]
-    return hashlib.sha256(msgspec.json.encode([asked, prompt.tools])).hexdigest()
+    asked = [[message.role, message.content.strip()] for message in messages]
+    return hashlib.sha256(msgspec.json.encode([asked, tools])).hexdigest()
 
 
 def _nothing_usable(dataset: str, names: Sequence[str], skipped: Counter[str]) -> str:

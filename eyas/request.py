@@ -14,7 +14,7 @@ from eyas.config import ModelConfig, SamplingConfig
 
 FORMAT = 3  # a change here makes every journalled answer stale
 
-_IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dtype")
+IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dtype")
 
 
 class Hasher:
@@ -28,7 +28,7 @@ class Hasher:
     def __init__(self, model: ModelConfig, sampling: SamplingConfig, stop_ids: Sequence[int] = ()) -> None:
         constant = {
             "format": FORMAT,
-            "model": {name: getattr(model, name) for name in _IDENTITY},
+            "model": {name: getattr(model, name) for name in IDENTITY},
             "sampling": msgspec.to_builtins(sampling),
             "stop_ids": sorted(stop_ids),
         }

@@ -76,7 +76,11 @@ class Plan:
         if unit.ids is None:
             return []
         samples = range(self.settings.samples)
-        return [self._hasher.hash(unit.ids, sample, unit.prompt.occurrence) for sample in samples]
+        return [self.request(unit.ids, sample, unit.prompt.occurrence) for sample in samples]
+
+    def request(self, prompt_ids: list[int], sample: int, occurrence: int) -> str:
+        """The hash of one request."""
+        return self._hasher.hash(prompt_ids, sample, occurrence)
 
     def new_budget(self) -> Budget:
         return Budget(

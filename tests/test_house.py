@@ -58,7 +58,7 @@ FLOORS = [
         "whatif",
     },
     {"report"},
-    {"summary", "plan"},
+    {"summary", "plan", "adopt", "verify"},
     {"cli", "schema", "terminal", "failures"},
 ]
 

@@ -1,0 +1,376 @@
+"""The adopt stage: finished answers from elsewhere become journal entries, so that only the rest is asked.
+
+An answer is adopted if it is what the config would have asked for: its ids, its prompt, and every setting that decides
+its distribution. All others are refused and counted by reason. docs/reproducibility.md tells the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from eyas.asking import prepare
+from eyas.config import AccessSettings, GenerateSettings, fingerprint
+from eyas.errors import EyasError
+from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen
+from eyas.plugins import Engine, Registry, Reject, Retry, Tokenizer
+from eyas.prompts import sameness
+from eyas.recordfile import read_records, read_seal
+from eyas.records import Delivery, Finish, Message, Prompt, Reply, Response
+from eyas.render import Refused, Renderer, render_hash
+from eyas.request import IDENTITY
+from eyas.server.lease import hold
+from eyas.sources.files import read_rows
+from eyas.tokenizer import load_tokenizer
+from eyas.units import Plan
+
+ALREADY = "already in the journal"
+UNKNOWN = "no such prompt in the dataset"
+UNASKED = "its prompt is refused by this config"
+OTHER_IDS = "its prompt_ids are not those of this config's rendering"
+TEXT_ONLY = "text only, no output_ids: tokenizing text again gives other ids than the model sampled"
+UNTOLD = ("grammar", "regex")  # may be left out of `sampling`, which means that there was none
+FREE = ("seed",)  # may stand in `sampling`, and decides no distribution
+
+log = logging.getLogger(__name__)
+
+
+class Foreign(Struct, frozen=True, kw_only=True):
+    """An answer of another program. Fields that are not here are ignored."""
+
+    key: str | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    sample: int | None = None
+    prompt_ids: list[int] | None = None
+    output_ids: list[int] | None = None
+    finish: Finish | str | None = None
+    sampling: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """What finds its prompt."""
+        if self.key is not None or self.messages is None:
+            return self.key
+        return sameness(self.messages, self.tools)
+
+
+class _Unfit(Exception):
+    """The argument is the reason, a short constant phrase."""
+
+
+@dataclass
+class Adopted:
+    """What became of a file's records: `answers` adopted with `tokens` output tokens, the rest by reason."""
+
+    answers: int = 0
+    tokens: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def records(self) -> int:
+        return self.answers + sum(self.refused.values())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A prompt of the dataset that some record answers. ids: digest of its prompt ids, None if they are not known."""
+
+    occurrence: int
+    ids: bytes | None
+    asked: bool
+
+
+def adopt(
+    settings: GenerateSettings,
+    access: AccessSettings,
+    prompts: Path,
+    journal_folder: Path,
+    file: Path,
+    registry: Registry,
+) -> Adopted:
+    """Adopts what fits of `file` into the journal of one dataset.
+
+    Needs the model's tokenizer for records of other programs: `model.tokenizer`, or else the server, which is started
+    if need be. Raises EyasError, one line that names file, line and remedy, for a file that cannot be read.
+    """
+    manifest = {"adopted": {"file": file.name, "sha256": _sha256(file)}}
+    with JournalWriter(journal_folder) as writer, Journal(journal_folder) as journal, ExitStack() as stack:
+        plan = Plan(settings, prompts, registry)
+        own = _is_sealed(file)
+        tokenizer, renderer = _tools(plan, access, registry, stack, own)
+        places = _places(plan, prompts, journal, writer, renderer, _names(file, own))
+        adopting = _Adopting(plan, places, tokenizer, journal, differing(settings, file) if own else None)
+        result = Adopted()
+        for record in _records(file, own):
+            try:
+                reply = adopting.fit(record)
+            except _Unfit as reason:
+                result.refused[str(reason)] += 1
+                continue
+            if not result.answers and journal.server(fingerprint(manifest)) is None:
+                writer.append(ServerSeen(id=fingerprint(manifest), manifest=manifest))
+            writer.append(Answered(reply=reply, delivery=_delivery(fingerprint(manifest))))
+            result.answers += 1
+            result.tokens += len(reply.output_ids)
+        return result
+
+
+def _delivery(server: str) -> Delivery:
+    """When it was asked is not known, so it counts in no rate."""
+    return Delivery(attempt=1, server=server, started=0.0, finished=0.0, usage={})
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise EyasError(f"{file}: cannot be read ({error.strerror}); correct the path") from None
+
+
+def _is_sealed(file: Path) -> bool:
+    """Whether it is a record file of Eyas, so a responses.jsonl.zst."""
+    try:
+        read_seal(file)
+    except EyasError:
+        return False
+    return True
+
+
+def _records(file: Path, own: bool) -> Iterator[Response | Foreign]:
+    if own:
+        yield from read_records(file, Response)
+        return
+    for number, row in read_rows(file):
+        try:
+            yield msgspec.convert(row, Foreign)
+        except msgspec.ValidationError as error:
+            raise EyasError(
+                f"{file}: line {number}: {error}; correct the record (docs/reproducibility.md describes it)"
+            ) from None
+
+
+def _names(file: Path, own: bool) -> set[str]:
+    named = (record.key if isinstance(record, Response) else record.name for record in _records(file, own))
+    return {name for name in named if name is not None}
+
+
+def _tools(
+    plan: Plan, access: AccessSettings, registry: Registry, stack: ExitStack, own: bool
+) -> tuple[Tokenizer | None, Renderer | None]:
+    """The model's tokenizer and renderer. Eyas' own records hold what they tell, so for these no server is asked."""
+    model = plan.settings.model
+    if model.tokenizer is not None:
+        tokenizer = load_tokenizer(model)
+        return tokenizer, Renderer(model, tokenizer, plan.reasoning.prefill)
+    if own:
+        return None, None
+    section = dict(access.server.engine)
+    engine = registry.create("engine", section.pop("name"), section, "server.engine", model)
+    assert isinstance(engine, Engine)
+    lease = stack.enter_context(hold(access, engine, log))
+    return prepare(engine, lease, model, plan.reasoning)
+
+
+def _places(
+    plan: Plan,
+    prompts: Path,
+    journal: Journal,
+    writer: JournalWriter,
+    renderer: Renderer | None,
+    names: set[str],
+) -> dict[str, list[_Place]]:
+    """By key, and by what the messages say: the prompts of that name in the fixed order."""
+    places: dict[str, list[_Place]] = {}
+    for index, prompt in enumerate(read_records(prompts, Prompt)):
+        asked_by = names & {prompt.key, sameness(prompt.messages, prompt.tools)}
+        if not asked_by:
+            continue
+        name = render_hash(prompt, plan.identity)
+        rendered = journal.rendered(name)
+        if rendered is None and renderer is not None:
+            rendered = _rendered(renderer, prompt, name)
+            writer.append(rendered)
+        unit = plan.unit(index, prompt, rendered)
+        place = _Place(
+            occurrence=prompt.occurrence,
+            ids=None if unit.ids is None else _digest(unit.ids),
+            asked=unit.settled is None,
+        )
+        for by in asked_by:
+            places.setdefault(by, []).append(place)
+    return places
+
+
+def _rendered(renderer: Renderer, prompt: Prompt, name: str) -> Rendered:
+    try:
+        return Rendered(render=name, ids=renderer.render(prompt), refusal=None)
+    except (Refused, Reject) as reason:
+        return Rendered(render=name, ids=None, refusal=str(reason))
+    except Retry as cause:
+        raise EyasError(
+            f"{prompt.key}: the server went away ({cause}); run the same command again"
+        ) from cause
+
+
+def _digest(ids: list[int]) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(ids)).digest()
+
+
+class _Adopting:
+    """Decides on one record after the other."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        places: Mapping[str, list[_Place]],
+        tokenizer: Tokenizer | None,
+        journal: Journal,
+        difference: str | None,
+    ) -> None:
+        self.plan, self.places, self.tokenizer, self.journal = plan, places, tokenizer, journal
+        self.difference = difference or "its settings differ, or its number of samples"
+        self.seen: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def fit(self, record: Response | Foreign) -> Reply:
+        """The reply to journal. Raises _Unfit."""
+        reply = self._own(record) if isinstance(record, Response) else self._foreign(record)
+        if reply.request in self.seen or self.journal.has_answer(reply.request):
+            raise _Unfit(ALREADY)
+        self.seen.add(reply.request)
+        return reply
+
+    def _own(self, record: Response) -> Reply:
+        (place,) = self.places.get(record.key) or [_raise(UNKNOWN)]
+        self._compare_prompt(place, record.prompt_ids)
+        if record.sample >= self.plan.settings.samples:
+            raise _Unfit("more answers than the config's samples")
+        if record.request != self.plan.request(record.prompt_ids, record.sample, place.occurrence):
+            raise _Unfit(self.difference)
+        return Reply(**{name: getattr(record, name) for name in Reply.__struct_fields__})
+
+    def _foreign(self, record: Foreign) -> Reply:
+        tokenizer, sampling = self.tokenizer, self.plan.settings.sampling
+        assert tokenizer is not None
+        prompt_ids, output_ids = record.prompt_ids, record.output_ids
+        if output_ids is None:
+            raise _Unfit(TEXT_ONLY)
+        if prompt_ids is None:
+            raise _Unfit("no prompt_ids, so what the model was shown is not known")
+        self._compare_settings(record)
+        if (
+            not 0
+            <= min([*prompt_ids, *output_ids], default=-1)
+            <= max([*prompt_ids, *output_ids], default=-1)
+            < tokenizer.vocabulary_size
+        ):
+            raise _Unfit("ids outside the vocabulary, or none at all")
+        finish = _finish(record, tokenizer.stop_ids, sampling.max_new_tokens)
+        name = record.name
+        if name is None:
+            raise _Unfit("neither key nor messages tell its prompt")
+        place, sample = self._next(name, record.sample)
+        self._compare_prompt(place, prompt_ids)
+        text, ends = tokenizer.decode(output_ids)
+        present = {*prompt_ids, *output_ids}
+        added = {text: token for text, token in tokenizer.added_tokens.items() if token in present}
+        control = frozenset(tokenizer.control_ids)
+        return Reply(
+            request=self.plan.request(prompt_ids, sample, place.occurrence),
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            finish=finish,
+            text=text,
+            text_ends=ends,
+            stop_ids=tokenizer.stop_ids,
+            added_tokens=dict(sorted(added.items(), key=lambda item: item[1])),
+            control_ids=[token for token in sorted(added.values()) if token in control],
+            effective_max_new=sampling.max_new_tokens,
+            constrained=sampling.constrained,
+        )
+
+    def _next(self, name: str, sample: int | None) -> tuple[_Place, int]:
+        """Its prompt and sample; records that do not tell their sample fill those of equal prompts in turn."""
+        places, samples = self.places.get(name, []), self.plan.settings.samples
+        if not places:
+            raise _Unfit(UNKNOWN)
+        number = self.counts[name] if sample is None else sample
+        self.counts[name] += 1
+        if not 0 <= number < samples * len(places):
+            raise _Unfit("more answers than the config's samples")
+        return places[number // samples], number % samples
+
+    def _compare_prompt(self, place: _Place, prompt_ids: list[int]) -> None:
+        if not place.asked:
+            raise _Unfit(UNASKED)
+        if place.ids is not None and place.ids != _digest(prompt_ids):
+            raise _Unfit(OTHER_IDS)
+
+    def _compare_settings(self, record: Foreign) -> None:
+        """Raises _Unfit, naming the first field that is not as the config has it."""
+        if record.sampling is None:
+            raise _Unfit("no sampling settings, so its distribution is not known")
+        if record.model is None:
+            raise _Unfit("no model, so whose answer it is is not known")
+        wanted = msgspec.to_builtins(self.plan.settings.sampling)
+        for name, value in wanted.items():
+            if name not in record.sampling and name not in UNTOLD:
+                raise _Unfit(f"sampling.{name} is not told")
+            if record.sampling.get(name) != value:
+                raise _Unfit(f"sampling.{name} differs")
+        for name in record.sampling:
+            if name not in wanted and name not in FREE:
+                raise _Unfit(f"sampling.{name} is no setting of Eyas, so it cannot be compared")
+        for name in IDENTITY:
+            if record.model.get(name) != (value := getattr(self.plan.settings.model, name)):
+                told = name in record.model or value is None
+                raise _Unfit(f"model.{name} {'differs' if told else 'is not told'}")
+
+
+def _raise(reason: str) -> Any:
+    raise _Unfit(reason)
+
+
+def _finish(record: Foreign, stop_ids: list[int], limit: int) -> Finish:
+    """Why it ended. Only `stop` at an end token and `length` at the limit are finished answers."""
+    finish = record.finish.type if isinstance(record.finish, Finish) else record.finish
+    output_ids = record.output_ids or []
+    if finish not in ("stop", "length"):
+        raise _Unfit("not finished: finish is neither stop nor length")
+    if len(output_ids) > limit:
+        raise _Unfit("longer than sampling.max_new_tokens")
+    if finish == "length":
+        if len(output_ids) < limit:
+            raise _Unfit("finish is length, but it is shorter than sampling.max_new_tokens")
+        return Finish(type="length")
+    if not output_ids or output_ids[-1] not in stop_ids:
+        raise _Unfit("finish is stop, but its last id is no end token of the model")
+    return Finish(type="stop", matched=output_ids[-1])
+
+
+def differing(settings: GenerateSettings, file: Path) -> str | None:
+    """The first setting in which the run that made `file` differs, as the manifest of that run tells it."""
+    manifest = file.resolve().parent.parent / "summary" / "manifest.json"
+    try:
+        jobs = msgspec.json.decode(manifest.read_bytes())["jobs"]["generate"]
+        made = jobs[file.resolve().parent.name]["settings"]
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return None
+    wanted = msgspec.to_builtins(settings)
+    for section, names in (("model", IDENTITY), ("sampling", tuple(wanted["sampling"]))):
+        for name in names:
+            if made.get(section, {}).get(name) != wanted[section][name]:
+                return f"{section}.{name} differs"
+    return None

@@ -1,0 +1,202 @@
+"""Answers from elsewhere: what fits is never asked again, everything else is refused and says why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from stage import Served, Stage, fake_server
+
+from eyas.adopt import ALREADY, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
+from eyas.config import fingerprint
+from eyas.errors import EyasError
+from eyas.journal import Journal
+from eyas.recordfile import read_records, write_records
+from eyas.records import Prompt, Response
+
+TEXTS = [f"Question {n}: why?" for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with fake_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def made(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """A run that has asked for everything, twice."""
+    stage = Stage(tmp_path_factory.mktemp("made"), TEXTS, dataset={"samples": 2})
+    stage.run(served.url)
+    return stage
+
+
+def fresh(folder: Path, **sections: Any) -> Stage:
+    return Stage(folder, TEXTS, **{"dataset": {"samples": 2}, **sections})
+
+
+def taken(stage: Stage, file: Path, url: str | None) -> Adopted:
+    settings, access, stages = stage.settings(url)
+    return adopt(settings, access, stage.paths.prompts, stage.paths.journal, file, stages.registry)
+
+
+def foreign(stage: Stage, response: Response, **changes: Any) -> dict[str, Any]:
+    """The answer as another program would hand it over."""
+    settings, _, _ = stage.settings(None)
+    record = {
+        "key": response.key,
+        "sample": response.sample,
+        "prompt_ids": response.prompt_ids,
+        "output_ids": response.output_ids,
+        "finish": response.finish.type,
+        "sampling": {**msgspec.to_builtins(settings.sampling), "seed": 7},
+        "model": {"id": "fake", "quantisation": "Q4_1", "kv_dtype": "f16", "engine": "mine 1.0"},
+        **changes,
+    }
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+pytestmark = pytest.mark.service
+
+
+def test_responses_of_another_run_are_adopted_and_only_the_rest_is_asked(
+    made: Stage, served: Served, tmp_path: Path
+) -> None:
+    stage = fresh(tmp_path)
+    write_records(tmp_path / "other.jsonl.zst", made.responses()[:8])
+    before = len(served.lines())
+    assert taken(stage, tmp_path / "other.jsonl.zst", None) == Adopted(
+        answers=8, tokens=sum(len(one.output_ids) for one in made.responses()[:8])
+    )
+    assert len(served.lines()) == before, "no server was needed"
+    stage.run(served.url)
+    asked = [json.loads(line)["prompt"] for line in served.lines()[before:]]
+    assert sorted(asked) == sorted(one.prompt_ids for one in made.responses()[8:])
+    assert stage.paths.responses.read_bytes() == made.paths.responses.read_bytes()
+    servers = json.loads(stage.paths.servers.read_bytes())
+    (adopted,) = [server["adopted"] for server in servers.values() if "adopted" in server]
+    assert adopted["file"] == "other.jsonl.zst" and len(adopted["sha256"]) == 64
+    with Journal(stage.paths.journal) as journal:
+        of_file = journal.answered(made.responses()[0].request)
+        of_server = journal.answered(made.responses()[8].request)
+    assert of_file is not None and of_file.delivery.server == fingerprint({"adopted": adopted})
+    assert of_server is not None and of_server.delivery.server != of_file.delivery.server
+
+
+@pytest.mark.parametrize("by", ["key and sample", "key", "messages"])
+def test_answers_of_another_program_are_adopted_and_nothing_is_asked(
+    made: Stage, served: Served, tmp_path: Path, by: str
+) -> None:
+    stage = fresh(tmp_path)
+    prompts = {one.key: one for one in read_records(stage.paths.prompts, Prompt)}
+    records = []
+    for one in made.responses():
+        changes: dict[str, Any] = {} if by == "key and sample" else {"sample": None}
+        if by == "messages":
+            text = prompts[one.key].messages[0].content
+            changes |= {"key": None, "messages": [{"role": "user", "content": text}]}
+        records.append(foreign(made, one, **changes))
+    file = write(tmp_path / "other.jsonl", records)
+    before = len(served.lines())
+    assert taken(stage, file, served.url).answers == 12
+    stage.run(served.url)
+    assert len(served.lines()) == before
+    assert stage.paths.responses.read_bytes() == made.paths.responses.read_bytes()
+
+
+def test_adopting_twice_adds_nothing(made: Stage, served: Served, tmp_path: Path) -> None:
+    stage = fresh(tmp_path)
+    file = write(tmp_path / "other.jsonl", [foreign(made, one) for one in made.responses()])
+    assert taken(stage, file, served.url).answers == 12
+    before = {path.name: path.read_bytes() for path in stage.paths.journal.glob("*.zst")}
+    assert taken(stage, file, served.url) == Adopted(refused=Counter({ALREADY: 12}))
+    assert taken(stage, made.paths.responses, None).refused == {ALREADY: 12}
+    assert {path.name: path.read_bytes() for path in stage.paths.journal.glob("*.zst")} == before
+
+
+def sampling(made: Stage, **changes: Any) -> dict[str, Any]:
+    fields = foreign(made, made.responses()[0])["sampling"] | changes
+    return {name: value for name, value in fields.items() if value != "gone"}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"output_ids": None, "text": "Because."}, TEXT_ONLY),
+    "no prompt": ({"prompt_ids": None}, "no prompt_ids, so what the model was shown is not known"),
+    "no settings": ({"sampling": None}, "no sampling settings, so its distribution is not known"),
+    "no model": ({"model": None}, "no model, so whose answer it is is not known"),
+    "temperature": ({"sampling": {"temperature": 0.3}}, "sampling.temperature differs"),
+    "untold": ({"sampling": {"top_k": "gone"}}, "sampling.top_k is not told"),
+    "strange": (
+        {"sampling": {"typical_p": 0.9}},
+        "sampling.typical_p is no setting of Eyas, so it cannot be compared",
+    ),
+    "grammar": ({"sampling": {"grammar": "root ::= x"}}, "sampling.grammar differs"),
+    "model": ({"model": {"id": "another", "quantisation": "Q4_1", "kv_dtype": "f16"}}, "model.id differs"),
+    "quantisation": ({"model": {"id": "fake", "kv_dtype": "f16"}}, "model.quantisation is not told"),
+    "abort": ({"finish": "abort"}, "not finished: finish is neither stop nor length"),
+    "no finish": ({"finish": None}, "not finished: finish is neither stop nor length"),
+    "cut": ({"finish": "length"}, "finish is length, but it is shorter than sampling.max_new_tokens"),
+    "no end": ({"output_ids": [70, 71]}, "finish is stop, but its last id is no end token of the model"),
+    "long": ({"output_ids": [70] * 401}, "longer than sampling.max_new_tokens"),
+    "ids": ({"output_ids": [70, 999_999, 2]}, "ids outside the vocabulary, or none at all"),
+    "prompt": ({"prompt_ids": [1, 70, 71]}, OTHER_IDS),
+    "key": ({"key": "nobody"}, UNKNOWN),
+    "nameless": ({"key": None}, "neither key nor messages tell its prompt"),
+    "sample": ({"sample": 2}, "more answers than the config's samples"),
+}
+
+
+def test_what_does_not_fit_is_refused_by_its_reason_and_the_rest_is_adopted(
+    made: Stage, served: Served, tmp_path: Path
+) -> None:
+    first, *others = made.responses()
+    records = []
+    for changes, _ in REFUSED.values():
+        if isinstance(changes.get("sampling"), dict):
+            changes = {"sampling": sampling(made, **changes["sampling"])}
+        records.append(foreign(made, first, **changes))
+    file = write(tmp_path / "other.jsonl", [*records, *(foreign(made, one) for one in others)])
+    stage = fresh(tmp_path / "run")
+    result = taken(stage, file, served.url)
+    assert result.answers == len(others)
+    expected = [reason for _, reason in REFUSED.values()]
+    assert sorted(result.refused.elements()) == sorted(expected)
+    assert result.records == len(records) + len(others)
+
+
+def test_responses_of_a_run_with_other_settings_are_refused_by_the_name_of_the_field(
+    made: Stage, tmp_path: Path
+) -> None:
+    stage = fresh(tmp_path / "run", dataset={"samples": 2, "sampling": {"max_new_tokens": 400, "top_p": 0.9}})
+    there = tmp_path / "results" / "alpha"
+    write_records(there / "responses.jsonl.zst", made.responses())
+    reasons = taken(stage, there / "responses.jsonl.zst", None).refused
+    assert reasons == {"its settings differ, or its number of samples": 12}, "no manifest tells which"
+    settings = msgspec.to_builtins(made.settings(None)[0])
+    manifest = {"jobs": {"generate": {"alpha": {"settings": settings}}}}
+    (tmp_path / "results" / "summary").mkdir()
+    (tmp_path / "results" / "summary" / "manifest.json").write_text(json.dumps(manifest))
+    assert taken(stage, there / "responses.jsonl.zst", None).refused == {"sampling.top_p differs": 12}
+
+
+def test_a_file_that_cannot_be_read_is_named(made: Stage, served: Served, tmp_path: Path) -> None:
+    stage = fresh(tmp_path / "run")
+    with pytest.raises(EyasError, match=r"nowhere\.jsonl: cannot be read .*correct the path"):
+        taken(stage, tmp_path / "nowhere.jsonl", served.url)
+    file = write(tmp_path / "bad.jsonl", [foreign(made, made.responses()[0], output_ids="text")])
+    with pytest.raises(EyasError, match=r"bad\.jsonl: line 1: .*output_ids.*correct the record"):
+        taken(stage, file, served.url)
+    cut = tmp_path / "cut.jsonl.zst"
+    cut.write_bytes(made.paths.responses.read_bytes()[:-20])
+    with pytest.raises(EyasError, match=r"cut\.jsonl\.zst: .*(cut short|damaged|ends)"):
+        taken(stage, cut, served.url)
