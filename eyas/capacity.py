@@ -120,15 +120,16 @@ def kv_bytes_per_token(config: Mapping[str, Any], kv_dtype: str, tp: int = 1) ->
     return int(2 * -(-heads // min(tp, heads)) * width * layers * size)
 
 
+def admitted(pool: Pool, lengths: Lengths, ratio: float) -> float:
+    """How many requests fit the KV cache with a reserve of `ratio`, which the pool's conservativeness scales."""
+    reserve = min(max(lengths.max_new_tokens - lengths.resident, 0), RESERVE_MOST) * ratio
+    return max(pool.tokens / (lengths.prompt + lengths.resident + reserve * pool.conservativeness), 1.0)
+
+
 def running(pool: Pool, lengths: Lengths, in_flight: int) -> Running:
     """How many of `in_flight` requests the server runs at a time, once it is busy."""
     most = min(in_flight, pool.max_running or in_flight)
-
-    def admitted(ratio: float) -> float:
-        reserve = min(max(lengths.max_new_tokens - lengths.resident, 0), RESERVE_MOST) * ratio
-        return max(pool.tokens / (lengths.prompt + lengths.resident + reserve), 1.0)
-
-    low, high = (admitted(ratio * pool.conservativeness) for ratio in (RATIO_FIRST, RATIO_LAST))
+    low, high = (admitted(pool, lengths, ratio) for ratio in (RATIO_FIRST, RATIO_LAST))
     middle = (low * high) ** 0.5
     if middle >= in_flight == most:
         binding = "in flight"
