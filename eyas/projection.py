@@ -235,8 +235,9 @@ def project(
     store: Store,
     drift: Drift | None = None,
     draws: int = DRAWS,
+    last: Sequence[str] | None = None,
 ) -> Projection:
-    """The whole run. The same arguments give the same numbers.
+    """The whole run. The same arguments give the same numbers. last: datasets that run at the end; None if all may.
 
     Raises EyasError if a dataset has no ended answer, or no window had a queue.
     """
@@ -255,7 +256,8 @@ def project(
         }
         tokens = np.sum([part.output for part in parts.values()], axis=0)
         per_second = rate.draw(float(tokens.mean()), noise)
-        drain = _drain(lengths, parts, rate, machine, leftover) * rate.at_pilot / per_second
+        ending = {name: part for name, part in parts.items() if last is None or name in last}
+        drain = _drain(lengths, ending, rate, machine, leftover) * rate.at_pilot / per_second
         datasets = {
             name: _expected(part, part.output / per_second / 3600, rate, machine, store)
             for name, part in parts.items()

@@ -1,0 +1,153 @@
+"""What-if: levers against the lengths that were seen, in the order of what they save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_projection import LIMIT, STEADY, STORE, answers, observed, shared_pilot, windows
+
+from eyas.plugins import Pool
+from eyas.projection import Machine, Observed
+from eyas.whatif import Lever, Now, binding, lengths_of, levers, step_of
+
+
+def now(parts: list[Observed] | None = None, rate: float = 995, **changed: Any) -> Now:
+    """The origin behind SGLang: 200,000 tokens of KV cache in BF16, 150 in flight, eight GPUs."""
+    fields: dict[str, Any] = {
+        "observed": shared_pilot() if parts is None else parts,
+        "windows": windows(rate),
+        "machine": Machine(gpus=8),
+        "store": STORE,
+        "drift": STEADY,
+        "pool": Pool(tokens=200_000),
+        "in_flight": 150,
+        "halves": True,
+        "tokens_per_percent": 14_600.0,
+    }
+    return Now(**(fields | changed))
+
+
+@pytest.fixture(scope="module")
+def table() -> list[Lever]:
+    return levers(now())
+
+
+def of(table: list[Lever], setting: str, value: str | None = None) -> Lever:
+    return next(one for one in table if one.setting == setting and value in (None, one.value))
+
+
+def test_the_lever_that_saves_most_comes_first(table: list[Lever]) -> None:
+    saved = [one.saved_hours for one in table]
+    assert saved == sorted(saved, reverse=True)
+    assert {one.setting for one in table} == {
+        "max_new_tokens",
+        "budget_tokens",
+        "concurrency",
+        "kv_dtype",
+        "mem_fraction_static",
+        "schedule_conservativeness",
+        "servers",
+        "order",
+    }
+
+
+def test_a_lower_limit_costs_what_the_lengths_say(table: list[Lever]) -> None:
+    """Cut answers and lost tokens are those of the pilot's own answers, each dataset by its prompts."""
+    found = of(table, "max_new_tokens", "5,120")
+    parts = shared_pilot()
+    rows = np.array([len(one.sizes) for one in parts])
+    seen = [one.answers.output_tokens for one in parts]
+    cut = np.average([(one > 5_120).mean() for one in seen], weights=rows)
+    left = sum(row * np.minimum(one, 5_120).mean() for row, one in zip(rows, seen, strict=True))
+    whole = sum(row * one.mean() for row, one in zip(rows, seen, strict=True))
+    assert found.answers_cut == pytest.approx(cut, abs=0.005)
+    assert found.tokens_lost == pytest.approx(1 - left / whole, abs=0.01)
+    assert (
+        found.cost
+        == f"{found.answers_cut:.0%} of answers cut, {found.tokens_lost:.0%} of tokens lost".replace(
+            "%", " %"
+        )
+    )
+    assert found.sentence == f"max_new_tokens 5,120: {found.cost}, {found.saved_hours:,.1f} h saved"
+    # Shorter answers hold less of the cache too, so more of them run.
+    assert found.saved_hours > found.tokens_lost * (found.hours.mean + found.saved_hours)
+
+
+def test_what_the_cache_bounds_no_ceiling_lifts(table: list[Lever]) -> None:
+    assert of(table, "concurrency").saved_hours == pytest.approx(0, abs=1e-9)
+    assert "KV cache holds 200,000 tokens" in str(binding(now()))
+    ceiling = levers(now(in_flight=20, windows=windows(500, running=np.full(20, 20.0))))
+    assert of(ceiling, "concurrency").saved_hours > 5
+    assert "in flight binds" in str(binding(now(in_flight=20)))
+
+
+def test_a_larger_cache_and_a_smaller_reserve_run_more(table: list[Lever]) -> None:
+    plain = of(table, "concurrency").running
+    for setting in ("kv_dtype", "mem_fraction_static", "schedule_conservativeness"):
+        lever = of(table, setting)
+        assert lever.running is not None and plain is not None and lever.running > plain
+        assert lever.saved_hours > 0
+    # Twice the cache is worth 60 % more tokens/s by the published curve, if admission lets twice as many run.
+    fp8 = of(table, "kv_dtype")
+    assert fp8.tokens_per_second / of(table, "concurrency").tokens_per_second == pytest.approx(1.65, abs=0.15)
+    assert "asked again" in fp8.cost
+
+
+def test_twice_the_servers_take_half_the_time_and_as_many_gpu_hours(table: list[Lever]) -> None:
+    two, plain = of(table, "servers"), of(table, "concurrency")
+    assert two.hours.mean == pytest.approx(plain.hours.mean / 2, rel=0.02)
+    assert two.gpu_hours.mean == pytest.approx(plain.gpu_hours.mean, rel=0.02)
+    assert two.tokens_lost == 0
+
+
+def test_half_a_budget_is_half_the_data_and_half_the_time() -> None:
+    found = levers(now(shared_pilot(10_000_000, [20_000] * 8)))
+    half = of(found, "budget_tokens")
+    assert half.value == "5,000,000"
+    assert half.tokens_lost == pytest.approx(0.5, abs=0.01)
+    assert half.saved_hours == pytest.approx(half.hours.mean, rel=0.03)
+    # Under a budget a lower limit loses no tokens: more prompts are asked instead.
+    assert of(found, "max_new_tokens", "5,120").tokens_lost == pytest.approx(0, abs=0.005)
+
+
+def test_long_answers_last_drain_longest(table: list[Lever]) -> None:
+    short, long = (np.full(64, tokens) for tokens in (300.0, 8_000.0))
+    found = levers(now([observed("short", 5_000, answers(short)), observed("long", 500, answers(long))]))
+    assert (
+        of(found, "order", "short answers last").saved_hours
+        > of(found, "order", "long answers last").saved_hours
+    )
+
+
+def test_llama_cpp_has_slots_and_no_reserve() -> None:
+    """Two slots with a cache each: no lever of a shared cache; twice the slots are one."""
+    slots = now(
+        windows=windows(30, running=np.full(20, 2.0)),
+        pool=Pool(tokens=2 * 8_192, max_running=2, conservativeness=0.0),
+        in_flight=8,
+        machine=Machine(),
+    )
+    table = levers(slots)
+    settings = {one.setting for one in table}
+    assert not settings & {"kv_dtype", "mem_fraction_static", "schedule_conservativeness"}
+    assert of(table, "max running requests").running == 4
+    assert "at most 2 at once" in str(binding(slots))
+
+
+def test_a_server_that_tells_nothing_has_levers_of_data_and_servers() -> None:
+    table = levers(now(pool=None))
+    assert {one.setting for one in table} == {"max_new_tokens", "budget_tokens", "servers", "order"}
+    assert binding(now(pool=None)) is None
+    assert all(one.running is None for one in table)
+
+
+def test_the_step_is_fitted_to_the_windows() -> None:
+    at = now(windows=windows(700))
+    step, lengths = step_of(at), lengths_of(at.observed)
+    assert lengths.max_new_tokens == LIMIT
+    requests = 50.0
+    decode = step.milliseconds(requests, requests * (lengths.prompt + lengths.resident)) / requests
+    reading = 1000 * lengths.prompt / lengths.output / 7_000
+    assert 1000 / (decode + reading) == pytest.approx(700, rel=0.02)
