@@ -138,6 +138,7 @@ class Asking:
         self.unfinished: list[Asked] = []
         self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
+        self.own = frozenset(self.added)
         self.control = frozenset(self.tokenizer.control_ids)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
@@ -152,7 +153,7 @@ class Asking:
         self.recent: deque[tuple[float, int]] = deque()
 
     def _added_in(self, *sequences: list[int]) -> dict[str, int]:
-        found = self.added.keys() & set().union(*sequences)
+        found = set().union(*(self.own.intersection(ids) for ids in sequences))
         return {self.added[token]: token for token in sorted(found)}
 
     async def run(self) -> None:

@@ -5,6 +5,7 @@ Token ids are the truth everywhere; text is for people. Token counts are counts 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -85,12 +86,18 @@ class Reply(Record, frozen=True):
     constrained: bool
 
 
-class Response(Reply, frozen=True):
+class Response(Reply, frozen=True, dict=True):
     """A reply in its place: the answer to turn `turn`, sample `sample` of prompt `key`."""
 
     key: str
     turn: int
     sample: int
+
+    @cached_property
+    def distinct(self) -> frozenset[int]:
+        """The ids that occur in the output, without the one that ended it; several checks look for few among many."""
+        ids = self.output_ids
+        return frozenset(ids[:-1] if ids and ids[-1] == self.finish.matched else ids)
 
 
 class Delivery(Record, frozen=True):

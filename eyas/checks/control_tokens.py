@@ -30,12 +30,8 @@ class ControlTokens(Check):
     options: ControlTokensOptions
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
-        ids = response.output_ids
-        if ids and ids[-1] == response.finish.matched:
-            ids = ids[:-1]
         control = set(response.control_ids).difference(self.options.allowed, split.markers)
-        # They are few, and looking for each through the list is faster than hashing every id of the answer.
-        found = split.foreign or any(token in ids for token in control)
+        found = split.foreign or not control.isdisjoint(response.distinct)
         return ["control token in the answer"] if found else []
 
 

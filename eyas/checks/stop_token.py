@@ -17,18 +17,17 @@ class StopToken(Check):
     name = "stop_token"
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
-        ids, finish = response.output_ids, response.finish
+        ids, finish, before = response.output_ids, response.finish, response.distinct
         stops = set(response.stop_ids)
         if finish.type == "stop" and not isinstance(finish.matched, str):
             if not ids or ids[-1] != finish.matched:
                 yield "stop id missing at the end"
             else:
                 stops.add(finish.matched)
-                ids = ids[:-1]
         elif ids and ids[-1] in stops:
             yield "stop id that did not end the answer"
-            ids = ids[:-1]
-        if not stops.isdisjoint(ids):
+            before = frozenset(ids[:-1])
+        if not stops.isdisjoint(before):
             yield "stop id before the end"
 
 
