@@ -202,7 +202,7 @@ def _places(
         if rendered is None and renderer is not None:
             rendered = _rendered(renderer, prompt, name)
             writer.append(rendered)
-        unit = plan.unit(index, prompt, rendered)
+        unit = plan.unit(index, prompt, 0, rendered)
         place = _Place(
             occurrence=prompt.occurrence,
             ids=None if unit.ids is None else _digest(unit.ids),
@@ -254,7 +254,8 @@ class _Adopting:
 
     def _own(self, record: Response) -> Reply:
         (place,) = self.places.get(record.key) or [_raise(UNKNOWN)]
-        self._compare_prompt(place, record.prompt_ids)
+        if record.turn == 0:  # what a later turn is asked depends on the answers before it; its request tells
+            self._compare_prompt(place, record.prompt_ids)
         if record.sample >= self.plan.settings.samples:
             raise _Unfit("more answers than the config's samples")
         if record.request != self.plan.request(record.prompt_ids, record.sample, place.occurrence):

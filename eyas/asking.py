@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import seed_of
-from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
+from eyas.units import Accepts, Plan, Step, Unit, journalled_tokens, place
 
 if TYPE_CHECKING:
     from eyas.server.lease import Lease
@@ -37,6 +37,7 @@ NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
     key="self-test",
     messages=[Message(role="user", content="What is the capital of France?")],
+    turns=[],
     tools=[],
     origin=Origin(source="self-test", revision=None, file="", row=1),
     occurrence=0,
@@ -76,9 +77,9 @@ def prepare(
 
 @dataclass
 class _Pending:
-    """A unit on its way: what its samples have brought so far."""
+    """A key on its way. left: samples whose conversations have not ended. tokens: what all of them have brought so far."""
 
-    unit: Unit
+    index: int
     left: int
     tokens: int = 0
 
@@ -88,6 +89,7 @@ class _Job:
     """One request to make."""
 
     pending: _Pending
+    unit: Unit
     sample: int
     request: str
 
@@ -105,7 +107,7 @@ class Asked:
 class _Failure:
     """Given up after the last retry: one request, or all samples of a prompt that the server cannot encode."""
 
-    index: int  # the unit's
+    index: int  # the key's
     entry: Unanswered
     samples: int
 
@@ -144,6 +146,7 @@ class Asking:
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
         self.failures: list[_Failure] = []
         self.in_flight: set[asyncio.Task[None]] = set()
+        self.later: deque[_Job] = deque()  # turns of conversations on their way, before any new key
         self.failure: BaseException | None = None
         self.stirred = asyncio.Event()  # a request has landed, or the share may have changed
         self.fleet = Fleet(lease, engine, self.server, show.progress)
@@ -188,15 +191,15 @@ class Asking:
             if time.monotonic() > self.end:
                 self.unfinished = list(self.asked.values())
                 return
-            while not self.exhausted and not self.failure and self._may_ask():
-                job = await anext(jobs, None)
+            while not self.failure and self._may_ask():
+                job = self.later.popleft() if self.later else await anext(jobs, None)
                 if job is None:
                     break
                 task = asyncio.create_task(self._answer(job))
                 self.in_flight.add(task)
                 task.add_done_callback(self._landed)
                 await asyncio.sleep(0)  # rendering takes its time; replies must not wait for all of it
-            if not self.in_flight and self.exhausted:
+            if not self.in_flight and not self.later and self.exhausted:
                 return
             self.stirred.clear()
             await self.stirred.wait()
@@ -225,43 +228,50 @@ class Asking:
                 if self.budget.reached:
                     return
                 yield None
-            unit = found if found.known else await self._rendered(found)
-            requests = self.plan.requests(unit)
-            pending = _Pending(unit, left=len(requests))
-            self.budget.submit(unit.index)
-            if unit.settled is not None:
-                samples = self.plan.settings.samples
-                self.show.progress.settled(unit.settled.status, samples)
-                self.show.progress.done += samples
-                self.show.progress.journalled += samples if found.known else 0
-                self.budget.finish(unit.index, 0)
-            if unit.index % 100 == 99:
+            opening = found if found.known else await self._rendered(found)
+            samples = self.plan.settings.samples
+            pending = _Pending(opening.index, left=samples)
+            self.budget.submit(opening.index, self.plan.answers(opening.prompt))
+            if opening.index % 100 == 99:
                 await asyncio.sleep(0)  # a long journalled prefix must not block the requests in flight
-            for sample, request in enumerate(requests):
-                if self.journal.has_answer(request):
-                    self.show.progress.journalled += 1
-                    self._finish(
-                        pending,
-                        journalled_tokens(unit, sample, request, self.journal, self.accepts, self.budget),
-                    )
-                elif settled := self.journal.unanswered(request):
-                    self.show.progress.journalled += 1
-                    self.show.progress.settled(settled.status)
-                    self._finish(pending, 0)
-                else:
-                    yield _Job(pending, sample, request)
+            for sample in range(samples):
+                steps = self.plan.walk(opening, sample, self.journal)
+                if job := await self._next(pending, sample, steps, journalled=found.known):
+                    yield job
         self.exhausted = True
+
+    async def _next(
+        self, pending: _Pending, sample: int, steps: Iterator[Step], *, journalled: bool
+    ) -> _Job | None:
+        """The next request of a conversation, all steps before it counted; None if it ends without one.
+
+        journalled: whether steps that are done were so at the start.
+        """
+        while True:
+            step = next(steps, None)
+            if step is None:
+                self._over(pending)
+                return None
+            if step.status == "open" and step.request is None:
+                unit = await self._rendered(step.unit)
+                steps, journalled = self.plan.walk(unit, sample, self.journal), False
+            elif step.request is not None and step.status == "open":
+                return _Job(pending, step.unit, sample, step.request)
+            else:
+                tokens = journalled_tokens(step, sample, self.journal, self.accepts, self.budget)
+                self._count(pending, step, tokens, journalled=journalled)
 
     async def _rendered(self, unit: Unit) -> Unit:
         """The unit with its rendering, for which the server may be needed; settled as failed if it cannot have one."""
+        prompt = unit.prompt
         url = self.lease.urls[0]  # the tokenizer's
         for attempt in range(1, self.server.retries + 2):
             try:
-                if self.tokenizer.asks_server or _size(unit.prompt) > LONG_PROMPT:
+                if self.tokenizer.asks_server or _size(prompt) > LONG_PROMPT:
                     await self.fleet.certain(url)
-                    rendered = await self._in_time(in_own_thread(lambda: self._render(unit.prompt)))
+                    rendered = await self._in_time(in_own_thread(lambda: self._render(prompt)))
                 else:
-                    rendered = self._render(unit.prompt)
+                    rendered = self._render(prompt)
             except Retry as failure:
                 cause = f"the server cannot encode the prompt: {failure}"
                 log.warning("%s, attempt %d: %s", unit.prompt.key, attempt, cause)
@@ -269,11 +279,12 @@ class Asking:
                 await asyncio.sleep(backoff(attempt))
             else:
                 self.writer.append(rendered)
-                return self.plan.unit(unit.index, unit.prompt, rendered)
-        name = render_hash(unit.prompt, self.plan.identity)
-        failed = Unanswered(request=name, status="failed", reason=cause)
-        self.failures.append(_Failure(unit.index, failed, self.plan.settings.samples))
-        return self.plan.unit(unit.index, unit.prompt, failed)
+                return self.plan.unit(unit.index, prompt, unit.turn, rendered)
+        failed = Unanswered(request=render_hash(prompt, self.plan.identity), status="failed", reason=cause)
+        # A later turn is that of one sample.
+        samples = 1 if unit.turn else self.plan.settings.samples
+        self.failures.append(_Failure(unit.index, failed, samples))
+        return self.plan.unit(unit.index, prompt, unit.turn, failed)
 
     async def _in_time(self, rendering: Coroutine[Any, Any, Rendered]) -> Rendered:
         """The rendering, unless something else ends the run before. Raises Retry for one that takes too long."""
@@ -301,7 +312,7 @@ class Asking:
 
     async def _answer(self, job: _Job) -> None:
         """Asks until the request is answered, refused or given up, and journals what came of it."""
-        unit, sampling = job.pending.unit, self.plan.settings.sampling
+        unit, sampling = job.unit, self.plan.settings.sampling
         assert unit.ids is not None
         ask = GenerateRequest(prompt_ids=unit.ids, sampling=sampling, seed=seed_of(job.request))
         deadline = sampling.max_new_tokens / self.server.slowest_rate + self.server.queue_wait
@@ -317,8 +328,7 @@ class Asking:
                         completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
-                self.show.progress.settled("refused")
-                self._finish(job.pending, 0)
+                self._end(job, "refused")
                 return
             except Busy as failure:
                 # No fault of the request, as long as the server answers others.
@@ -358,16 +368,25 @@ class Asking:
                     constrained=sampling.constrained,
                 )
                 self._keep(job, Answered(reply=reply, delivery=delivery))
+                steps = self.plan.after(unit, job.sample, reply, self.journal)
+                if following := await self._next(job.pending, job.sample, steps, journalled=False):
+                    self.later.append(following)
                 return
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
-        self.show.progress.settled("failed")
-        self._finish(job.pending, 0)
+        self._end(job, "failed")
+
+    def _end(self, job: _Job, status: Literal["refused", "failed"]) -> None:
+        """Counts a turn that gets no answer, and with it the end of its conversation."""
+        self._count(job.pending, Step(job.unit, job.unit.turn, status, job.request), 0)
+        for step in self.plan.unreached(job.unit, f"an earlier turn was {status}"):
+            self._count(job.pending, step, 0)
+        self._over(job.pending)
 
     @contextlib.contextmanager
     def _at(self, url: str, job: _Job, started: float) -> Iterator[None]:
         """The request is at the server `url`."""
-        unit = job.pending.unit
+        unit = job.unit
         assert unit.ids is not None
         self.asked[job.request] = Asked(unit, job.sample, started)
         try:
@@ -387,9 +406,10 @@ class Asking:
         reply, progress = entry.reply, self.show.progress
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
-        response = place(reply, job.pending.unit.prompt.key, job.sample)
+        response = place(reply, job.unit.prompt.key, job.unit.turn, job.sample)
         self.lookout.came(response)
-        self._finish(job.pending, self.accepts.tokens(response))
+        step = Step(job.unit, job.unit.turn, "answered", job.request)
+        self._count(job.pending, step, self.accepts.tokens(response))
         if self.completions < SILENT_LIMIT:
             split = self.plan.reasoning.split(reply)
             self.silent += split.asked and split.state in NO_REASONING
@@ -410,12 +430,17 @@ class Asking:
             lengths = self.lengths.lengths(self.plan.settings.sampling.max_new_tokens)
             log.info("%s", sentence(pool, lengths, running(pool, lengths, self.ceiling)))
 
-    def _finish(self, pending: _Pending, tokens: int) -> None:
-        pending.left -= 1
+    def _count(self, pending: _Pending, step: Step, tokens: int, *, journalled: bool = False) -> None:
+        """One planned answer is done. tokens: accepted ones that it has brought."""
         pending.tokens += tokens
-        self.show.progress.done += 1
+        self.show.progress.count(step.status)
+        self.show.progress.journalled += journalled
+
+    def _over(self, pending: _Pending) -> None:
+        """One conversation of a key has ended."""
+        pending.left -= 1
         if pending.left == 0:
-            self.budget.finish(pending.unit.index, pending.tokens)
+            self.budget.finish(pending.index, pending.tokens)
             if self.budget.limit is not None:
                 self.show.progress.accepted = self.budget.prefix_tokens
 
@@ -424,7 +449,7 @@ class Asking:
         while True:
             # Who wants no more lends the rest of the ceiling to others.
             more = self.budget.wants_more() and not self.exhausted
-            demand = progress.planned - progress.done if more else len(self.in_flight)
+            demand = progress.planned - progress.done if more else len(self.in_flight) + len(self.later)
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)

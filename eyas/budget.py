@@ -10,13 +10,15 @@ from __future__ import annotations
 class Budget:
     """Follows units through submission and completion, in accepted output tokens.
 
-    limit: the budget in tokens, or None for no budget. guess: expected tokens of a unit before any has finished.
+    limit: the budget in tokens, or None for no budget. guess: expected tokens of an answer before any unit has finished.
     """
 
     def __init__(self, limit: int | None, guess: float) -> None:
         self.limit = limit
         self._guess = guess
         self._submitted = 0  # units 0 … submitted - 1 are submitted
+        self._in_flight: dict[int, int] = {}  # submitted and not finished, with the answers planned for them
+        self._answers = 0  # their sum
         self._finished: dict[int, int] = {}  # beyond the prefix
         self._beyond = 0  # their tokens
         self.prefix = 0  # units 0 … prefix - 1 are finished
@@ -24,17 +26,21 @@ class Budget:
         self._total = self._count = 0
         self.reached = False
 
-    def submit(self, index: int) -> None:
-        """Unit `index`, the next in order, is on its way."""
+    def submit(self, index: int, answers: int = 1) -> None:
+        """Unit `index`, the next in order, is on its way, with `answers` planned for it."""
         assert index == self._submitted, "units are submitted in order"
         self._submitted += 1
+        self._in_flight[index] = answers
+        self._answers += answers
 
     def finish(self, index: int, tokens: int) -> None:
         """Unit `index` is complete with `tokens` accepted output tokens."""
+        answers = self._in_flight.pop(index)
+        self._answers -= answers
         self._finished[index] = tokens
         self._beyond += tokens
         self._total += tokens
-        self._count += 1
+        self._count += answers
         while not self.reached and self.prefix in self._finished:
             step = self._finished.pop(self.prefix)
             self._beyond -= step
@@ -43,11 +49,10 @@ class Budget:
             self.reached = self.limit is not None and self.prefix_tokens >= self.limit
 
     def wants_more(self) -> bool:
-        """Whether the next unit should be submitted: what is in flight counts at the running mean."""
+        """Whether the next unit should be submitted: each answer planned for what is in flight counts at the running mean."""
         if self.limit is None:
             return True
         if self.reached:
             return False
         mean = self._total / self._count if self._count else self._guess
-        in_flight = self._submitted - self.prefix - len(self._finished)
-        return self.prefix_tokens + self._beyond + in_flight * mean < self.limit
+        return self.prefix_tokens + self._beyond + self._answers * mean < self.limit

@@ -215,7 +215,15 @@ class DatasetConfig(Section, frozen=True):
         str | None,
         Meta(description="Lane of `server.lanes` that the requests go through; decides nothing in a result."),
     ] = None
-    samples: Annotated[int, Meta(gt=0, description="Answers per prompt.")] = 1
+    turns: Annotated[
+        Literal["first", "all"],
+        Meta(
+            description="Which turns of a recorded conversation the model answers: the first, or all, each with its own earlier answers as history. What the user said next is taken as recorded. Results of tools are taken as recorded where the model makes the recorded calls; else the conversation ends there, and its later turns are not reached. Changing it to `all` asks for later turns only."
+        ),
+    ] = "first"
+    samples: Annotated[
+        int, Meta(gt=0, description="Answers per prompt; with `turns: all`, conversations per prompt.")
+    ] = 1
     sampling: Annotated[SamplingConfig, Meta(description="Sampling fields.")] = field(
         default_factory=SamplingConfig
     )
@@ -630,6 +638,7 @@ class PromptsSettings(Section, frozen=True):
     source: dict[str, Any]
     revision: str | None
     rows: int | None
+    turns: Literal["first", "all"]
     seed: int
 
 
@@ -639,6 +648,7 @@ class GenerateSettings(Section, frozen=True):
     dataset: str
     model: ModelConfig
     sampling: SamplingConfig
+    turns: Literal["first", "all"]
     samples: int
     reasoning_required: bool
     budget_tokens: int | None
@@ -767,6 +777,7 @@ class Stages:
             source=plugin(self.registry, "source", section.source, f"datasets.{dataset}.source"),
             revision=section.revision,
             rows=section.rows,
+            turns=section.turns,
             seed=self.config.seed,
         )
 
@@ -776,6 +787,7 @@ class Stages:
             dataset=dataset,
             model=self.model,
             sampling=section.sampling,
+            turns=section.turns,
             samples=section.samples,
             reasoning_required=section.reasoning_required,
             budget_tokens=section.budget_tokens,

@@ -22,11 +22,11 @@ import msgspec
 from eyas.alarms import Lookout
 from eyas.config import AccessSettings, GenerateSettings
 from eyas.errors import EyasError
-from eyas.journal import Answered, AnyEntry, Journal, JournalWriter, ServerSeen, Unanswered
+from eyas.journal import Answered, Journal, JournalWriter, ServerSeen
 from eyas.plugins import Engine, Registry
 from eyas.progress import Progress, ProgressFile
 from eyas.recordfile import Writer, atomic
-from eyas.records import Outcome, Response
+from eyas.records import Outcome, Response, Status
 from eyas.timing import Timing, TimingWriter
 from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
 
@@ -93,27 +93,23 @@ def generate(
 def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progress) -> str | None:
     """The first key whose answer is needed and missing, or None if the journal suffices."""
     budget = plan.new_budget()
-    settled: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with Journal(journal_folder) as journal:
         for unit in plan.units(journal):
-            if not unit.known:
-                return unit.prompt.key
-            if unit.settled is not None:
-                settled[unit.settled.status] += plan.settings.samples
             tokens = 0
-            for sample, request in enumerate(plan.requests(unit)):
-                if journal.has_answer(request):
-                    tokens += journalled_tokens(unit, sample, request, journal, accepts, budget)
-                elif entry := journal.unanswered(request):
-                    settled[entry.status] += 1
-                else:
-                    return unit.prompt.key
+            for sample in range(plan.settings.samples):
+                for step in plan.walk(unit, sample, journal):
+                    if step.status == "open":
+                        return unit.prompt.key
+                    counts[step.status] += 1
+                    tokens += journalled_tokens(step, sample, journal, accepts, budget)
             budget.submit(unit.index)
             budget.finish(unit.index, tokens)
             if budget.reached:
                 break
-    progress.done = progress.journalled = budget.prefix * plan.settings.samples
-    progress.refused, progress.failed = settled["refused"], settled["failed"]
+    progress.done = progress.journalled = counts.total()
+    progress.refused, progress.failed = counts["refused"], counts["failed"]
+    progress.not_reached = counts["not_reached"]
     return None
 
 
@@ -183,22 +179,19 @@ def finalise(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progr
         for unit in plan.units(journal):
             needed = not budget.reached
             tokens = 0
-            settled = list(_settled(plan, unit, journal))
-            for sample, entry in enumerate(settled):
-                status, reason = _status(unit, entry, needed)
-                outcomes.write(
-                    Outcome(key=unit.prompt.key, turn=0, sample=sample, status=status, reason=reason)  # type: ignore[arg-type]
-                )
-                if not isinstance(entry, Answered):
-                    continue
-                timing.write(Timing.of(entry, used=needed))
-                if entry.delivery.server not in servers:
-                    servers[entry.delivery.server] = journal.server(entry.delivery.server)
-                if needed:
-                    response = place(entry.reply, unit.prompt.key, sample)
-                    responses.write(response)
-                    if budget.limit is not None:
-                        tokens += accepts.tokens(response)
+            for sample in range(plan.settings.samples):
+                for outcome, entry in _outcomes(plan, unit, sample, journal, needed=needed):
+                    outcomes.write(outcome)
+                    if entry is None:
+                        continue
+                    timing.write(Timing.of(entry, used=needed))
+                    if entry.delivery.server not in servers:
+                        servers[entry.delivery.server] = journal.server(entry.delivery.server)
+                    if needed:
+                        response = place(entry.reply, outcome.key, outcome.turn, sample)
+                        responses.write(response)
+                        if budget.limit is not None:
+                            tokens += accepts.tokens(response)
             if needed:
                 budget.submit(unit.index)
                 budget.finish(unit.index, tokens)
@@ -207,24 +200,26 @@ def finalise(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progr
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(dict(sorted(servers.items())))))
 
 
-def _settled(plan: Plan, unit: Unit, journal: Journal) -> Iterator[AnyEntry | None]:
-    """The journal's word on each sample of a unit."""
-    requests = plan.requests(unit)
-    for request in requests:
-        yield journal.answered(request) or journal.unanswered(request)
-    for _ in range(plan.settings.samples - len(requests)):
-        yield None
-
-
-def _status(unit: Unit, entry: AnyEntry | None, needed: bool) -> tuple[str, str | None]:
-    if not needed:
-        return "not_needed", "budget"
-    if unit.settled is not None:
-        return unit.settled.status, unit.settled.reason
-    if isinstance(entry, Answered):
-        return "answered", None
-    if isinstance(entry, Unanswered):
-        return entry.status, entry.reason
-    raise EyasError(
-        f"{unit.prompt.key}: neither answered nor settled after generation; this is a fault of Eyas, please report it"
-    )
+def _outcomes(
+    plan: Plan, unit: Unit, sample: int, journal: Journal, *, needed: bool
+) -> Iterator[tuple[Outcome, Answered | None]]:
+    """What became of each turn of one sample, with its answer if the journal has one."""
+    key, turns = unit.prompt.key, 1 + len(unit.prompt.turns)
+    done = 0
+    for step in plan.walk(unit, sample, journal):
+        if step.status == "open":
+            break
+        done += 1
+        entry = None
+        if step.status == "answered":
+            assert step.request is not None
+            entry = journal.answered(step.request)
+        status: Status = step.status if needed else "not_needed"
+        reason = step.reason if needed else "budget"
+        yield Outcome(key=key, turn=step.turn, sample=sample, status=status, reason=reason), entry
+    if needed and done < turns:
+        raise EyasError(
+            f"{key}: neither answered nor settled after generation; this is a fault of Eyas, please report it"
+        )
+    for turn in range(done, turns):
+        yield Outcome(key=key, turn=turn, sample=sample, status="not_needed", reason="budget"), None

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 import pluggy
@@ -35,6 +35,7 @@ from msgspec import Struct
 
 from eyas.errors import EyasError
 from eyas.records import Finish, Message, ReasoningState, Response
+from eyas.tool_calls import NOTATIONS, Call, Notation, Tools
 
 if TYPE_CHECKING:
     import aiohttp
@@ -318,8 +319,27 @@ class Split:
     foreign: bool = False
 
 
+@dataclass(frozen=True)
+class Said:
+    """An answer as a serving stack holds it in a conversation: reasoning and tool calls apart from the content.
+
+    unparsed: the content with the calls still in it, for templates that know no tools.
+    """
+
+    content: str
+    unparsed: str
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
 class Reasoning(Plugin):
-    """How a model marks its reasoning."""
+    """How a model marks its reasoning, and its tool calls.
+
+    notation: how it writes calls. history_field: the message field in which its chat template reads reasoning.
+    """
+
+    notation: ClassVar[Notation] = "plain"
+    history_field: ClassVar[Literal["reasoning_content", "thinking"]] = "reasoning_content"
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -334,6 +354,11 @@ class Reasoning(Plugin):
     @abc.abstractmethod
     def split(self, response: Any) -> Split:
         """Splits a Reply."""
+
+    def said(self, response: Any, tools: Tools) -> Said:
+        """What a finished Reply says, if its split is one of a whole answer. Raises ValueError if a call cannot be read."""
+        content, calls = NOTATIONS[self.notation](response.text, tools)
+        return Said(content, response.text, calls=calls)
 
     def self_test(self, tokenizer: Tokenizer, prompt_tail: str | None) -> None:
         """Raises EyasError, naming the config key, unless format, tokenizer and chat template fit each other.

@@ -25,7 +25,7 @@ from eyas import recordfile
 from eyas.config import PromptsSettings
 from eyas.errors import EyasError
 from eyas.plugins import Conversation, Skip, Source
-from eyas.records import Message, Origin, Prompt, Record
+from eyas.records import Message, Origin, Prompt, Record, Turn
 
 HASH_DIGITS = 16
 CACHE_KIBIBYTES = 64 * 1024  # page cache of the sorter; holds the counters of about a million rows
@@ -43,12 +43,14 @@ class PromptsReport(Record, frozen=True):
     """What became of the rows: rows_read = used + not_taken + the sum of skipped.
 
     asked: the row count of the config, or null for all. not_taken: usable rows beyond it. skipped: rows by reason.
+    turns: of the used conversations, all together; as many as are used where only the first is asked for.
     """
 
     dataset: str
     asked: int | None
     rows_read: int
     used: int
+    turns: int
     not_taken: int
     skipped: dict[str, int]
     files: list[FileReport]
@@ -77,11 +79,13 @@ def prompts(
                     skipped[opened.reason] += 1
                     continue
                 usable += 1
+                assert isinstance(parsed, Conversation)
                 key = _key(opened.id, row, sorter)
                 origin = Origin(source=source.name, revision=settings.revision, file=name, row=number)
                 prompt = Prompt(
                     key=key,
                     messages=opened.messages,
+                    turns=later_turns(parsed, len(opened.messages)) if settings.turns == "all" else [],
                     tools=opened.tools,
                     origin=origin,
                     occurrence=0,
@@ -94,8 +98,10 @@ def prompts(
                 )
         if not usable:
             raise EyasError(_nothing_usable(settings.dataset, names, skipped))
+        turns = 0
         with recordfile.Writer[Prompt](out) as writer:
             for prompt in sorter.sorted():
+                turns += 1 + len(prompt.turns)
                 writer.write(
                     msgspec.structs.replace(
                         prompt, occurrence=sorter.count(sameness(prompt.messages, prompt.tools))
@@ -106,6 +112,7 @@ def prompts(
         asked=settings.rows,
         rows_read=sum(file.rows for file in read),
         used=writer.rows,
+        turns=turns,
         not_taken=usable - writer.rows,
         skipped=dict(sorted(skipped.items())),
         files=read,
@@ -140,6 +147,36 @@ def opening(conversation: Conversation) -> Conversation | Skip:
         # JSON can spell half a surrogate pair ("\ud800"), which is no character and fits no UTF-8 file.
         return Skip("text is not valid Unicode")
     return opened
+
+
+def later_turns(conversation: Conversation, opening: int) -> list[Turn]:
+    """What leads from each recorded answer to the next, in a conversation whose first `opening` messages are asked first.
+
+    Assistant messages in a row are one answer. What follows the last answer leads to none, and neither does what follows
+    a message that nobody could ask: a user's without text, or one that is no valid Unicode.
+    """
+    turns: list[Turn] = []
+    calls: list[dict[str, Any]] = []
+    between: list[Message] = []
+    rest = conversation.messages[opening:]
+    if not rest or rest[0].role != "assistant":
+        return []  # a tool result that nobody asked for
+    for message in rest:
+        if message.role != "assistant":
+            if message.role == "user" and not message.content.strip():
+                break
+            between.append(message)
+            continue
+        if between:
+            turn = Turn(calls=calls, messages=between)
+            try:
+                msgspec.json.encode(turn)
+            except UnicodeEncodeError:
+                break
+            turns.append(turn)
+            calls, between = [], []
+        calls = calls + (message.tool_calls or [])
+    return turns
 
 
 def group(messages: Sequence[Message]) -> str:

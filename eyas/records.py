@@ -16,10 +16,12 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Message(Record, frozen=True, omit_defaults=True):
-    """One message in the OpenAI shape."""
+    """One message in the OpenAI shape. reasoning_content, thinking: of an assistant, as its model's template calls it."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning_content: str | None = None
+    thinking: str | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -34,17 +36,30 @@ class Origin(Record, frozen=True):
     row: int
 
 
+class Turn(Record, frozen=True):
+    """What leads from one answer of a recorded conversation to the next.
+
+    calls: the tool calls of the recorded answer before, in the OpenAI shape. messages: what follows that answer: results of
+    these calls, what the user says next.
+    """
+
+    calls: list[dict[str, Any]]
+    messages: list[Message]
+
+
 class Prompt(Record, frozen=True):
-    """One conversation opening, independent of any model.
+    """One conversation, independent of any model: its opening, and what leads on from there.
 
     key: the source's own unique id, else `sha256(canonical row)[:16]-<n>` for the n-th identical row.
     occurrence: how many earlier prompts of this dataset have the same messages, outer white space aside, and tools, so
         that identical prompts are distinct requests.
     group: hash of the normalised prompt text; hold-out keeps a group on one side.
+    messages: what the first turn answers. turns: the later turns that are asked for, none with `turns: first`.
     """
 
     key: str
     messages: list[Message]
+    turns: list[Turn]
     tools: list[dict[str, Any]]
     origin: Origin
     occurrence: int
@@ -113,6 +128,9 @@ class Delivery(Record, frozen=True):
     usage: dict[str, int]
 
 
+Status = Literal["answered", "refused", "failed", "not_needed", "not_reached"]
+
+
 class Outcome(Record, frozen=True):
     """What became of one planned (key, turn, sample).
 
@@ -123,7 +141,7 @@ class Outcome(Record, frozen=True):
     key: str
     turn: int
     sample: int
-    status: Literal["answered", "refused", "failed", "not_needed", "not_reached"]
+    status: Status
     reason: str | None = None
 
 

@@ -1,7 +1,7 @@
 """Messages → prompt ids, so that text in the data never becomes a control token.
 
-The chat template is rendered twice: with the contents themselves, and with marks in their place (an empty content stays empty). The
-text around the marks is the template's own, and the control tokens in it are all that a prompt may hold. If the whole text, encoded at once, holds exactly
+The chat template is rendered twice: with the contents themselves, and with marks in their place (an empty content stays empty;
+earlier reasoning counts as a content that the template may drop). The text around the marks is the template's own, and the control tokens in it are all that a prompt may hold. If the whole text, encoded at once, holds exactly
 these, that is the prompt. If not, data spells a control token: then contents are encoded apart, as ordinary text.
 If the two renderings tell different texts, the template rewrites contents and the prompt is refused.
 """
@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,8 @@ FORMAT = 4
 
 _MARK = "\ue000{}\ue001"
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
-_BESIDE = {"name", "tool_calls", "tool_call_id"}  # what a message has besides its role and content
+_TEXTS = ("content", "reasoning_content", "thinking")  # fields whose text stands in the prompt as it is
+_BESIDE = {"name", "tool_calls", "tool_call_id"}  # what a message has besides its role and texts
 
 
 class Refused(Exception):
@@ -68,8 +69,8 @@ def render_hash(prompt: Prompt, identity: str) -> str:
 class _Shape:
     """What the template makes of messages without regard to what their contents say.
 
-    pieces: its own text, and at every second place the number of the message whose content stands there.
-    drops: some content stands nowhere; an empty one may.
+    pieces: its own text, and at every second place the number of the text (see _texts) that stands there.
+    drops: some content stands nowhere; an empty one may, and earlier reasoning.
     structural: the control tokens and markers in its own text. spelt: their texts, each once.
     """
 
@@ -103,20 +104,22 @@ class Renderer:
         tools = prompt.tools if self._model.tools == "template" else []
         if prompt.tools and self._model.tools == "system":
             _tell_tools(messages, prompt.tools)
-        contents = [message["content"] for message in messages]
-        if any(map(_MARKS.search, contents)):
+        texts = _texts(messages)
+        if any(_MARKS.search(content) for _, content in texts):
             raise Refused("private-use marks in the text")
         text = self._apply(messages, tools)
-        shape = self._shape(
-            msgspec.json.encode([[{**m, "content": bool(m["content"])} for m in messages], tools])
-        )
-        parts = _told(text, shape.pieces, messages)
+        bare = [
+            {**message, **{name: bool(message[name]) for name in _TEXTS if name in message}}
+            for message in messages
+        ]
+        shape = self._shape(msgspec.json.encode([bare, tools]))
+        parts = _told(text, shape.pieces, texts)
         if shape.drops:
             raise Refused("the chat template drops a message")
         # One encoding of the whole is what the model's own server would do; it stands if no control token came from data.
         ids = self._tokenizer.encode(text, control=True)
         if list(filter(self._is_added, ids)) != shape.structural or any(
-            token in content for token in shape.spelt for content in contents
+            token in content for token in shape.spelt for _, content in texts
         ):
             ids = self._encode_apart(parts)
         return ids + self._prefill
@@ -141,15 +144,19 @@ class Renderer:
             raise Refused("private-use marks in the text")
         self._check_beside(messages)
         # Templates ask whether there is a content, so an empty one stays empty.
-        said = {n for n, message in enumerate(messages) if message["content"]}
-        marks = [{**m, "content": _MARK.format(n) if n in said else ""} for n, m in enumerate(messages)]
+        marks = [dict(message) for message in messages]
+        said: set[int] = set()
+        for n, (message, name) in enumerate(_places(marks)):
+            if name == "content" and message[name]:
+                said.add(n)
+            message[name] = _MARK.format(n) if message[name] else ""
         marked = self._apply(marks, tools)
         if tools:
             self._check_tools(marked, tools)
         if any(name not in marked for name in _called(messages)):
             raise Refused("the chat template drops a tool call")
         pieces = _MARKS.split(marked)
-        drops = set(map(int, pieces[1::2])) != said
+        drops = not said <= set(map(int, pieces[1::2]))
         structural = [
             token for piece in pieces[::2] for token in self._control(piece) if token in self._added
         ]
@@ -178,13 +185,24 @@ class Renderer:
         return any(map(self._is_added, ids))
 
 
-def _told(text: str, pieces: list[str], messages: list[dict[str, Any]]) -> list[str]:
-    """`text` as the template's pieces with contents between them, as the template tells these. Raises Refused."""
-    roles = list(dict.fromkeys(message["role"] for message in messages))
+def _places(messages: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Every text of messages by number: the message, and the field that it is in."""
+    return [(message, name) for message in messages for name in _TEXTS if name in message]
+
+
+def _texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Every text of messages by number, each with the role that says it."""
+    return [(message["role"], message[name]) for message, name in _places(messages)]
+
+
+def _told(text: str, pieces: list[str], texts: list[tuple[str, str]]) -> list[str]:
+    """`text` as the template's pieces with texts between them, as the template tells these. Raises Refused."""
+    roles = list(dict.fromkeys(role for role, _ in texts))
     # Many templates trim contents, some those of the user alone.
-    for reads in itertools.product((str, str.strip), repeat=len(roles)):
+    ways: tuple[Callable[[str], str], ...] = (str, str.strip)
+    for reads in itertools.product(ways, repeat=len(roles)):
         read = dict(zip(roles, reads, strict=True))
-        told = [read[message["role"]](message["content"]) for message in messages]
+        told = [read[role](content) for role, content in texts]
         parts = [told[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces)]
         if "".join(parts) == text:
             return parts

@@ -168,9 +168,14 @@ class Ledger:
                 ledger.answered.add((outcome.key, outcome.turn, outcome.sample))
         return ledger
 
+    @property
+    def turns(self) -> int:
+        """Of all conversations together."""
+        return sum(len({turn for turn, _ in units}) for units in self.units.values())
+
     def planned(self, samples: int) -> int:
         """Units that the prompts call for: each turn of each prompt, `samples` times."""
-        return samples * sum(len({turn for turn, _ in units}) for units in self.units.values())
+        return samples * self.turns
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ def balance(
     equal: list[tuple[int, str, int, str, Path]] = [
         (prompts.rows_read, "source rows were read", read, "are used, not taken or skipped", prompts_report),
         (prompts.used, "prompts are in use", len(ledger.units), "have outcomes", outcomes),
+        (prompts.turns, "turns are in use", ledger.turns, "have outcomes", outcomes),
         (ledger.planned(settings.samples), "answers are planned", ledger.rows, "have an outcome", outcomes),
         (ledger.statuses["answered"], "outcomes are `answered`", len(frame), "have a verdict", verdicts),
         (

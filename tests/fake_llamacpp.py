@@ -39,7 +39,7 @@ def _byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def make_model(path: Path, parts: int = 0) -> Path:
+def make_model(path: Path, parts: int = 0, template: str = TEMPLATE) -> Path:
     """A GGUF file with a byte vocabulary, a chat template and one weight. parts: files of the model; 0: not split."""
     import numpy as np
     from gguf import GGUFWriter, TokenType
@@ -49,7 +49,7 @@ def make_model(path: Path, parts: int = 0) -> Path:
     writer.add_token_list([*CONTROL, *_byte_characters()])
     writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 256)
     writer.add_eos_token_id(END)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
     writer.add_uint16("split.count", parts)
     writer.add_tensor("weight", np.zeros(1, np.float32))
     writer.write_header_to_file()
@@ -164,7 +164,8 @@ class Server:
                 n_prompt_tokens=len(prompt),
                 n_ctx=self.options.context,
             )
-        tokens = answer(prompt, min(limit, self.options.context - len(prompt)), self.options.never_close)
+        room = min(limit, self.options.context - len(prompt))
+        tokens = self.scripted(prompt)[:room] or answer(prompt, room, self.options.never_close)
         if limit > 1:
             if fault := self.fault(prompt):
                 return await self.fail(fault, request)
@@ -193,6 +194,14 @@ class Server:
         }
         fields = body.get("response_fields")
         return _json({name: reply[name] for name in fields} if fields else reply)
+
+    def scripted(self, prompt: list[int]) -> list[int]:
+        """The reply that --replies has for the text that stands last in the prompt; nothing if it has none."""
+        if self.options.replies is None:
+            return []
+        text, replies = decode(prompt), json.loads(self.options.replies.read_text())
+        last = max(replies, key=text.rfind)
+        return [*encode(replies[last], special=False), END] if last in text else []
 
     def fault(self, prompt: list[int]) -> str | None:
         """The fault to show now: a scripted one for a text, or one of a seeded draw, each kind in turn."""
@@ -257,6 +266,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.0, help="time to load in s")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--never-close", action="store_true", help="no answer closes its reasoning")
+    parser.add_argument("--replies", type=Path, help="JSON: what to answer, by a text in the prompt")
     parser.add_argument("--slow", help="prompts with this text take 1 s")
     parser.add_argument("--fail-always", help="prompts with this text get HTTP 500")
     parser.add_argument("--fail-encoding", help="text with this in it is not tokenized but gets HTTP 500")

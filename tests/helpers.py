@@ -51,6 +51,7 @@ def prompt(key: str, text: str = "Hello?", **changes: Any) -> Prompt:
     fields: dict[str, Any] = {
         "key": key,
         "messages": [Message(role="user", content=text)],
+        "turns": [],
         "tools": [],
         "origin": Origin(source="text", revision=None, file="data.jsonl", row=1),
         "occurrence": 0,

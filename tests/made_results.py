@@ -62,6 +62,7 @@ def write_dataset(
         asked=len(keys),
         rows_read=len(keys) + 3,
         used=len(keys),
+        turns=len({(outcome.key, outcome.turn) for outcome in outcomes}),
         not_taken=1,
         skipped={"no user turn": 2},
         files=[FileReport(name="part-0.jsonl", rows=len(keys) + 3, sha256=SHA)],
@@ -73,6 +74,7 @@ def write_dataset(
             Prompt(
                 key=key,
                 messages=[Message(role="user", content="Hello")],
+                turns=[],
                 tools=[],
                 origin=Origin(source="glaive", revision="abc123", file="part-0.jsonl", row=row),
                 occurrence=0,

@@ -128,6 +128,7 @@ class Served:
 
 @contextmanager
 def fake_server(folder: Path, *arguments: str) -> Iterator[Served]:
+    folder.mkdir(exist_ok=True)
     if not (folder / "tiny.gguf").exists():
         make_model(folder / "tiny.gguf")
     record = folder / "requests.jsonl"

@@ -58,7 +58,7 @@ def run_files(
     folder: Path, paths: list[Path], rows: int | None, seed: int, source: type[Source]
 ) -> tuple[list[Prompt], PromptsReport]:
     wanted = PromptsSettings(
-        dataset="demo", source={"name": source.name}, revision="r1", rows=rows, seed=seed
+        dataset="demo", source={"name": source.name}, revision="r1", rows=rows, turns="first", seed=seed
     )
     out, report = folder / "results/prompts.jsonl.zst", folder / "results/prompts.json"
     names = [path.name for path in paths]

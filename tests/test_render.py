@@ -76,6 +76,7 @@ def prompt(*messages: str | Message, tools: Sequence[str] = ()) -> Prompt:
     return Prompt(
         key="k",
         messages=[m if isinstance(m, Message) else Message(role="user", content=m) for m in messages],
+        turns=[],
         tools=[tool(name) for name in tools],
         origin=Origin(source="s", revision=None, file="f", row=1),
         occurrence=0,

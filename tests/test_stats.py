@@ -157,6 +157,9 @@ class Case:
 
 CASES = {
     "source rows lost": Case(lambda f: report(f, rows_read=99), ("99", "11", "prompts.json")),
+    "a turn that nobody counts": Case(
+        lambda f: report(f, turns=9), ("9 turns are in use", "8 have outcomes", "outcomes.jsonl.zst")
+    ),
     "a prompt without outcome": Case(
         lambda f: outcomes(f, *ANSWERED, *OTHERS[1:]), ("8 prompts", "7 have outcomes", "outcomes.jsonl.zst")
     ),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from eyas.errors import EyasError
-from eyas.plugins import Reasoning, Split, Tokenizer
+from eyas.plugins import Reasoning, Said, Split, Tokenizer
 from eyas.records import ReasoningState
+from eyas.tool_calls import NOTATIONS, Tools
 
 History = Literal["dropped", "kept_for_tools"]
 
@@ -20,6 +21,16 @@ class Mark:
 
     text: str
     tokens: tuple[tuple[str, int], ...]
+
+
+class Parts(NamedTuple):
+    """Where reasoning stands in a reply: tokens up to its end, and in the text its begin, its end, the answer's begin."""
+
+    state: ReasoningState
+    tokens: int
+    begin: int = 0
+    end: int = 0
+    answer: int = 0
 
 
 class Delimited(Reasoning):
@@ -89,17 +100,35 @@ class Delimited(Reasoning):
     # --- splitting ------------------------------------------------------------------------------------------------
 
     def split(self, response: Any) -> Split:
-        prompt = self._prompt(response)
-        asked = prompt == "opened" or (prompt == "plain" and self._model_opens)
-        state, tokens = self._split(response, prompt == "opened") if asked else self._unasked(response)
+        asked, parts = self._parts(response)
         added = response.added_tokens
         return Split(
-            state,
-            tokens,
+            parts.state,
+            parts.tokens,
             asked,
             markers=frozenset(added[text] for text in added.keys() & self._allowed),
             foreign=any(self._find(mark, response) >= 0 for mark in self._forbidden),
         )
+
+    def said(self, response: Any, tools: Tools) -> Said:
+        _, parts = self._parts(response)
+        text = response.text[parts.answer :]
+        self._check_markers(text, response.output_ids[parts.tokens :], response.added_tokens)
+        content, calls = NOTATIONS[self.notation](text, tools)
+        return Said(content, text, response.text[parts.begin : parts.end], calls)
+
+    def _check_markers(self, text: str, ids: list[int], added: dict[str, int]) -> None:
+        """Raises ValueError if the answer spells a marker in ordinary tokens: then its calls cannot be told from text."""
+        for marker in {*self.tokens, *self.markers}:
+            if marker in text and text.count(marker) != ids.count(added.get(marker, -1)):
+                raise ValueError(f"{marker} is spelt in ordinary tokens")
+
+    def _parts(self, response: Any) -> tuple[bool, Parts]:
+        """Whether the answer was to reason, and where it does."""
+        prompt = self._prompt(response)
+        if prompt == "opened" or (prompt == "plain" and self._model_opens):
+            return True, self._split(response, prompt == "opened")
+        return False, self._unasked(response)
 
     def _prompt(self, response: Any) -> Literal["opened", "ended", "plain"]:
         """What the prompt has done about reasoning: the last token of the tokenizer's own in it tells."""
@@ -110,12 +139,12 @@ class Delimited(Reasoning):
             return "opened"
         return "ended" if last is not None and last == added.get(self.close) else "plain"
 
-    def _unasked(self, response: Any) -> tuple[ReasoningState, int]:
+    def _unasked(self, response: Any) -> Parts:
         if self._find(self._open, response) >= 0:
-            return "reopened", 0
-        return ("double_close" if self._find(self._close, response) >= 0 else "none"), 0
+            return Parts("reopened", 0)
+        return Parts("double_close" if self._find(self._close, response) >= 0 else "none", 0)
 
-    def _split(self, response: Any, opened: bool) -> tuple[ReasoningState, int]:
+    def _split(self, response: Any, opened: bool) -> Parts:
         text: str = response.text
         ends: list[int] = response.text_ends
         everything = len(response.output_ids)
@@ -124,7 +153,7 @@ class Delimited(Reasoning):
         if not opened:
             at = len(text) - len(text.lstrip())
             if not self._stands(self._open, response, at):
-                return "none", 0
+                return Parts("none", 0)
             start = at + len(self.open)
 
         close = self._find(self._close, response, start)
@@ -133,7 +162,10 @@ class Delimited(Reasoning):
             tools = [self._find(closer, response, start) for closer in self._closers]
             tool = min((at for at in tools if at >= 0), default=-1)
         if close < 0 and tool < 0:
-            return ("truncated_in_reasoning" if response.finish.type == "length" else "unclosed"), everything
+            state: ReasoningState = (
+                "truncated_in_reasoning" if response.finish.type == "length" else "unclosed"
+            )
+            return Parts(state, everything, start, len(text), len(text))
 
         by_tool = close < 0 or 0 <= tool < close
         if by_tool:
@@ -146,15 +178,21 @@ class Delimited(Reasoning):
         opens = self._find(self._open, response, start)
         while 0 <= opens < end and self._goes_on(response, opens):
             opens = self._find(self._open, response, opens + 1)
+        return Parts(self._state(response, opens, start, end, after, by_tool), tokens, start, end, after)
+
+    def _state(
+        self, response: Any, opens: int, start: int, end: int, after: int, by_tool: bool
+    ) -> ReasoningState:
+        """opens: where the first `open` stands that does not go on with reasoning, -1 for none."""
         if 0 <= opens < end:
-            return "stray_open", tokens
+            return "stray_open"
         if opens >= 0:
-            return "reopened", tokens
+            return "reopened"
         if not by_tool and self._find(self._close, response, after) >= 0:
-            return "double_close", tokens
-        if not text[start:end].strip():
-            return "empty", tokens
-        return ("closed_by_tool" if by_tool else "closed"), tokens
+            return "double_close"
+        if not response.text[start:end].strip():
+            return "empty"
+        return "closed_by_tool" if by_tool else "closed"
 
     def _goes_on(self, response: Any, at: int) -> bool:
         """Whether the `open` at `at` goes on with reasoning."""

@@ -6,12 +6,14 @@ srt/function_call/) for what ends reasoning without its delimiter.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from eyas.plugins import Register, hookimpl
+from eyas.plugins import Register, Said, hookimpl
 from eyas.reasoning.delimited import Delimited
+from eyas.tool_calls import Tools
 
 
 class ThinkingOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +73,7 @@ class KimiK2Thinking(Delimited):
         "<|tool_call_end|>",
     )
     history = "kept_for_tools"
+    notation = "kimi"
 
 
 class KimiK25(Switched, KimiK2Thinking):
@@ -105,6 +108,7 @@ class DeepSeekR1(Delimited):
         "<｜tool▁outputs▁begin｜>",
         "<｜tool▁output▁begin｜>",
     )
+    notation = "deepseek"
 
 
 class DeepSeekV31(Switched, DeepSeekR1):
@@ -132,6 +136,7 @@ class Qwen3(Switched):
     markers = ("</tool_call>",)
     forbidden = ("<tool_response>", "</tool_response>")
     history = "kept_for_tools"
+    notation = "tagged"
 
 
 class Glm(Switched):
@@ -150,6 +155,7 @@ class Glm(Switched):
     markers = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     forbidden = ("<tool_response>", "</tool_response>")
     history = "kept_for_tools"
+    notation = "tagged"
 
 
 class GptOss(Delimited):
@@ -174,10 +180,18 @@ class GptOss(Delimited):
     markers = ("<|constrain|>",)
     forbidden = ("<|start|>user", "<|start|>system", "<|start|>developer", "<|start|>functions")
     history = "kept_for_tools"
+    notation = "harmony"
+    history_field = "thinking"
 
     @property
     def template_options(self) -> dict[str, Any]:
         return {"reasoning_effort": self.options.effort}
+
+    def said(self, response: Any, tools: Tools) -> Said:
+        said = super().said(response, tools)
+        # Each message of the reasoning has a header, and an end where a call follows.
+        reasoning = said.reasoning.replace(self.continues + self.open, "\n").removesuffix("<|end|>")
+        return replace(said, reasoning=reasoning)
 
 
 @hookimpl

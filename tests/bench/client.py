@@ -43,6 +43,7 @@ def prompt(n: int) -> Prompt:
     return Prompt(
         key=f"{n:016x}-0",
         messages=[Message(role="user", content=f"{n}: {QUESTION}")],
+        turns=[],
         tools=[],
         origin=Origin(source="chat", revision=None, file="data.jsonl", row=n + 1),
         occurrence=0,

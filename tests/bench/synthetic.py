@@ -46,6 +46,7 @@ GENERATE = GenerateSettings(
     dataset=DATASET,
     model=MODEL,
     sampling=SamplingConfig(max_new_tokens=LIMIT),
+    turns="first",
     samples=1,
     reasoning_required=True,
     budget_tokens=None,
@@ -135,6 +136,7 @@ def prompts(count: int) -> Iterator[Prompt]:
         yield Prompt(
             key=f"{n:016x}-0",
             messages=[Message(role="user", content=f"{n}{answer.prompt}")],
+            turns=[],
             tools=[],
             origin=Origin(source="chat", revision=None, file="data.jsonl", row=n + 1),
             occurrence=0,
@@ -175,4 +177,4 @@ def _endless(count: int) -> Iterator[Answer]:
 def responses(count: int) -> Iterator[Response]:
     """What `generate` writes for `prompts(count)`."""
     answers = (entry.reply for entry in entries(count) if isinstance(entry, Answered))
-    return (place(reply, prompt.key, 0) for prompt, reply in zip(prompts(count), answers, strict=True))
+    return (place(reply, prompt.key, 0, 0) for prompt, reply in zip(prompts(count), answers, strict=True))

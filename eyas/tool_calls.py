@@ -1,0 +1,220 @@
+"""Tool calls in the text of an answer, in the notations of well-known models.
+
+A notation is a function: of the answer's text without its reasoning, and the tools, to its content and its calls. It
+raises ValueError for a call that is begun and cannot be read. Sources: the models' chat templates, and the parsers of SGLang
+0.5.23 (srt/function_call/), whose calls these are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Tools = Sequence[Mapping[str, Any]]
+Notation = Literal["plain", "tagged", "kimi", "deepseek", "harmony"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. id: as the model wrote it, None where its notation has none."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+def canonical(arguments: Mapping[str, Any]) -> str:
+    """Arguments as JSON that is equal for equal values: keys sorted, whole numbers without a fraction (as in RFC 8785)."""
+    return json.dumps(_whole(arguments), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value
+
+
+def parsed(arguments: Any) -> dict[str, Any]:
+    """Arguments as an object; in the OpenAI shape they are JSON text. Raises ValueError for anything else."""
+    value = (json.loads(arguments) if arguments.strip() else {}) if isinstance(arguments, str) else arguments
+    if not isinstance(value, dict):
+        raise ValueError("arguments are no object")
+    return value
+
+
+def recorded(calls: Sequence[Mapping[str, Any]]) -> list[Call]:
+    """Calls in the OpenAI shape. Raises ValueError for one that has no name or no readable arguments."""
+    found = []
+    for call in calls:
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("a call without a name")
+        identity = call.get("id")
+        found.append(
+            Call(
+                function["name"],
+                parsed(function.get("arguments", {})),
+                identity if isinstance(identity, str) else None,
+            )
+        )
+    return found
+
+
+# --- notations ---------------------------------------------------------------------------------------------------
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def tagged(text: str, tools: Tools) -> tuple[str, list[Call]]:
+    """`<tool_call>…</tool_call>`: JSON inside (Hermes, Qwen), `<function=…>` (Qwen3-Coder and later) or `<arg_key>` (GLM)."""
+    return text.partition("<tool_call>")[0], [
+        _in_tag(match[1].strip(), tools) for match in _TAGGED.finditer(text)
+    ]
+
+
+def _in_tag(body: str, tools: Tools) -> Call:
+    if body.startswith("{"):
+        return _from_json(json.loads(body))
+    if function := _FUNCTION.fullmatch(body):
+        return Call(function[1], _typed(function[1], _PARAMETER.findall(function[2]), tools))
+    name = body.partition("<arg_key>")[0].strip()
+    if not name or "\n" in name or "<" in name:
+        raise ValueError("no call in its tags")
+    return Call(name, _typed(name, _ARGUMENT.findall(body), tools))
+
+
+def _from_json(value: Any) -> Call:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("a call without a name")
+    return Call(value["name"], parsed(value.get("arguments", value.get("parameters", {}))))
+
+
+def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Tools) -> dict[str, Any]:
+    """Arguments that are written bare: text where the tool wants text, else JSON if it is some."""
+    schema: dict[str, Any] = next(
+        (tool["function"] for tool in tools if tool["function"]["name"] == name), {}
+    )
+    properties = (schema.get("parameters") or {}).get("properties") or {}
+    typed: dict[str, Any] = {}
+    for key, written in pairs:
+        typed[key] = written
+        if (properties.get(key) or {}).get("type") != "string":
+            with contextlib.suppress(ValueError):
+                typed[key] = json.loads(written)
+    return typed
+
+
+_KIMI = re.compile(
+    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>.+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
+    re.DOTALL,
+)
+
+
+def kimi(text: str, _tools: Tools) -> tuple[str, list[Call]]:
+    """`<|tool_calls_section_begin|>` and calls by the id `functions.NAME:NUMBER`, arguments in JSON."""
+    content, section, written = text.partition("<|tool_calls_section_begin|>")
+    calls = [
+        Call(match["name"], parsed(match["arguments"]), match["id"]) for match in _KIMI.finditer(written)
+    ]
+    if section and len(calls) != max(written.count("<|tool_call_begin|>"), 1):
+        raise ValueError("a section without a call")
+    return content, calls
+
+
+_DEEPSEEK = re.compile(
+    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<old>[^\n]+)\n```json\n(?P<fenced>.*?)\n```|(?P<name>[^<]+)<｜tool▁sep｜>(?P<arguments>.*?))<｜tool▁call▁end｜>",
+    re.DOTALL,
+)
+_INVOKE = re.compile(r'<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', re.DOTALL)
+_VALUE = re.compile(
+    r'<｜DSML｜parameter name="([^"]+)" string="(true|false)">(.*?)</｜DSML｜parameter>', re.DOTALL
+)
+
+
+def deepseek(text: str, _tools: Tools) -> tuple[str, list[Call]]:
+    """`<｜tool▁calls▁begin｜>` with arguments in JSON, fenced (V3, R1) or bare (V3.1); `<｜DSML｜…>` (V3.2 and later)."""
+    content, section, written = text.partition("<｜tool▁calls▁begin｜>")
+    if section:
+        calls = [
+            Call(match["old"] or match["name"], parsed(match["fenced"] or match["arguments"]))
+            for match in _DEEPSEEK.finditer(written)
+        ]
+        begun = written.count("<｜tool▁call▁begin｜>")
+    else:
+        content, section, written = text.partition("<｜DSML｜")
+        written = section + written
+        calls = [
+            Call(
+                name,
+                {
+                    key: said if kind == "true" else json.loads(said)
+                    for key, kind, said in _VALUE.findall(body)
+                },
+            )
+            for name, body in _INVOKE.findall(written)
+        ]
+        begun = written.count("<｜DSML｜invoke")
+    if section and len(calls) != max(begun, 1):
+        raise ValueError("a section without a call")
+    return content, calls
+
+
+_HARMONY = re.compile(r"(?P<header>.*?)<\|message\|>(?P<body>.*)", re.DOTALL)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+def harmony(text: str, _tools: Tools) -> tuple[str, list[Call]]:
+    """Messages of gpt-oss with a recipient; the text may begin inside the final message, whose header closed reasoning."""
+    contents, calls = [], []
+    for at, part in enumerate(re.split(r"(?:<\|end\|>)?<\|start\|>", text)):
+        message = _HARMONY.fullmatch(part)
+        if message is None:
+            if part and (at or "<|" in part):
+                raise ValueError("a message without a header")
+            contents.append(part)
+        elif recipient := _RECIPIENT.search(message["header"]):
+            calls.append(Call(recipient[1], parsed(message["body"].removesuffix("<|end|>"))))
+        elif "<|channel|>analysis" not in message["header"]:
+            contents.append(message["body"].removesuffix("<|end|>"))
+    return "\n\n".join(filter(str.strip, contents)), calls
+
+
+def plain(text: str, tools: Tools) -> tuple[str, list[Call]]:
+    """`<tool_call>` tags, or nothing but `{"name": …, "arguments": {…}}` of a known tool, one or several, one a line or in a list."""
+    if "<tool_call>" in text:
+        return tagged(text, tools)
+    known = {tool["function"]["name"] for tool in tools}
+    try:
+        calls = [_from_json(value) for value in _values(text.strip())]
+    except ValueError:
+        return text, []
+    return ("", calls) if calls and all(call.name in known for call in calls) else (text, [])
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values in a text that holds nothing else."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        value, end = decoder.raw_decode(text, at)
+        yield from value if isinstance(value, list) else [value]
+        at = end + len(text[end:]) - len(text[end:].lstrip())
+
+
+NOTATIONS: dict[Notation, Callable[[str, Tools], tuple[str, list[Call]]]] = {
+    "plain": plain,
+    "tagged": tagged,
+    "kimi": kimi,
+    "deepseek": deepseek,
+    "harmony": harmony,
+}

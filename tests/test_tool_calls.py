@@ -1,0 +1,162 @@
+"""Tool calls are read from answers as serving stacks read them, and what cannot be read is said to be so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from eyas.tool_calls import NOTATIONS, Call, Notation, canonical, recorded
+
+LOOK: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {
+                "type": "object",
+                "properties": {"at": {"type": "string"}, "for": {"type": "integer"}, "in": {"type": "array"}},
+            },
+        },
+    }
+]
+ARGUMENTS = {"at": "12", "for": 3, "in": ["a", "b"]}
+JSON = json.dumps(ARGUMENTS)
+
+READ: dict[str, tuple[Notation, str, str]] = {
+    "Hermes, Qwen3": (
+        "tagged",
+        f'Let me see.\n<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>',
+        "Let me see.\n",
+    ),
+    "Qwen3-Coder": (
+        "tagged",
+        "<tool_call>\n<function=look>\n<parameter=at>\n12\n</parameter>\n<parameter=for>\n3\n</parameter>\n"
+        '<parameter=in>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>',
+        "",
+    ),
+    "GLM-4.5": (
+        "tagged",
+        "Hm.<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n<arg_key>for</arg_key>\n<arg_value>3</arg_value>\n"
+        '<arg_key>in</arg_key>\n<arg_value>["a", "b"]</arg_value>\n</tool_call>',
+        "Hm.",
+    ),
+    "Kimi": (
+        "kimi",
+        f"So: <|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
+        "So: ",
+    ),
+    "DeepSeek-R1": (
+        "deepseek",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+    "DeepSeek-V3.1": (
+        "deepseek",
+        f"Now.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Now.",
+    ),
+    "DeepSeek-V3.2": (
+        "deepseek",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="at" string="true">12</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="for" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="in" string="false">["a", "b"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "",
+    ),
+    "gpt-oss after reasoning": (
+        "harmony",
+        f"<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{JSON}",
+        "",
+    ),
+    "gpt-oss, recipient first, a word to the user before": (
+        "harmony",
+        f"<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{JSON}",
+        "One moment.",
+    ),
+    "system prompt": ("plain", f'{{"name": "look", "arguments": {JSON}}}\n', ""),
+    "Llama 3.1": ("plain", f' {{"name": "look", "parameters": {JSON}}}', ""),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_call_is_read_with_its_name_its_arguments_and_the_content_before_it(name: str) -> None:
+    notation, text, content = READ[name]
+    said, (call,) = NOTATIONS[notation](text, LOOK)
+    assert said == content
+    assert (call.name, call.arguments) == ("look", ARGUMENTS)
+    assert call.id == ("functions.look:0" if notation == "kimi" else None)
+
+
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_an_answer_without_a_call_is_all_content(notation: Notation) -> None:
+    text = 'The JSON is {"name": "look"}.\n\nIs that so?'
+    assert NOTATIONS[notation](text, LOOK) == (text, [])
+
+
+def test_several_calls_keep_their_order() -> None:
+    one, two = (
+        f'<tool_call>\n{{"name": "look", "arguments": {{"at": "{at}"}}}}\n</tool_call>' for at in "ab"
+    )
+    _, calls = NOTATIONS["tagged"](f"{one}\n{two}", LOOK)
+    assert [call.arguments["at"] for call in calls] == ["a", "b"]
+    section = "".join(
+        f'<|tool_call_begin|>functions.look:{n}<|tool_call_argument_begin|>{{"at": "{at}"}}<|tool_call_end|>'
+        for n, at in enumerate("ab")
+    )
+    _, calls = NOTATIONS["kimi"](f"<|tool_calls_section_begin|>{section}<|tool_calls_section_end|>", LOOK)
+    assert [(call.id, call.arguments["at"]) for call in calls] == [
+        ("functions.look:0", "a"),
+        ("functions.look:1", "b"),
+    ]
+    _, calls = NOTATIONS["plain"](
+        '[{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}]', LOOK
+    )
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("notation", "text"),
+    [
+        ("tagged", '<tool_call>\n{"name": "look", "arguments": {'),
+        ("tagged", "<tool_call>\nlook at it, please\n<b></tool_call>"),
+        ("tagged", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{<|tool_call_end|>"),
+        ("kimi", "<|tool_calls_section_begin|>look<|tool_calls_section_end|>"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_calls_section_end|>"),
+        ("deepseek", "<｜tool▁calls▁begin｜>look<｜tool▁calls▁end｜>"),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>[]<｜tool▁call▁end｜>"),
+        ("deepseek", '<｜DSML｜function_calls><｜DSML｜invoke name="look">'),
+        ("harmony", "<|start|>assistant<|channel|>commentary to=functions.look<|message|>{"),
+        ("harmony", "<|channel|>commentary to=functions.look"),
+    ],
+)  # fmt: skip
+def test_a_call_that_is_begun_and_cannot_be_read_is_an_error(notation: Notation, text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        NOTATIONS[notation](text, LOOK)
+
+
+def test_a_json_answer_is_a_call_only_of_a_known_tool() -> None:
+    text = '{"name": "Bob", "arguments": {"age": 3}}'
+    assert NOTATIONS["plain"](text, LOOK) == (text, [])
+    assert NOTATIONS["plain"](text, []) == (text, [])
+
+
+def test_arguments_are_equal_whatever_their_order_spacing_and_spelling_of_numbers() -> None:
+    assert canonical({"b": [1.0, {"y": True, "x": "é"}], "a": 2}) == canonical(
+        {"a": 2.0, "b": [1, {"x": "é", "y": True}]}
+    )
+    different = [{"a": 1}, {"a": "1"}, {"a": True}, {"a": 1.5}, {"a": None}, {}, {"a": [1]}]
+    assert len(set(map(canonical, different))) == len(different)
+
+
+def test_recorded_calls_have_arguments_as_text_or_as_an_object() -> None:
+    calls = [
+        {"id": "x", "type": "function", "function": {"name": "look", "arguments": '{"at": "a"}'}},
+        {"function": {"name": "look", "arguments": {"at": "a"}}},
+        {"function": {"name": "wait", "arguments": ""}},
+    ]
+    assert recorded(calls) == [Call("look", {"at": "a"}, "x"), Call("look", {"at": "a"}), Call("wait", {})]
+    for wrong in ({}, {"function": {"name": 3}}, {"function": {"name": "look", "arguments": "[1]"}}):
+        with pytest.raises(ValueError, match=r"."):
+            recorded([wrong])
