@@ -18,7 +18,7 @@ PACKAGE = ROOT / "eyas"
 # Floors from the ground up; a module may import from its own floor and those below. `plugins` finds the plugin
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
-    {"errors", "records", "progress"},
+    {"errors", "records", "progress", "tool_calls"},
     {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
         "admission",
@@ -26,6 +26,7 @@ FLOORS = [
         "journal",
         "pieces",
         "chat_template",
+        "turns",
         "tokenizer",
         "remote_tokenizer",
         "render",
