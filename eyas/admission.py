@@ -34,7 +34,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     """What the clients of one server know together.
 
     limit: requests that may be in flight. times are Unix time in s. retractions: as last told. eager: nothing has pushed
-    back yet. load: as last told. window_*: the present measurement of throughput; rate: tokens/s of the one before, at rate_limit.
+    back yet. load: as last told. long_since: since when every look has shown a long queue, 0 if the last one did not. window_*: the present measurement of throughput; rate: tokens/s of the one before, at rate_limit.
     """
 
     limit: int
@@ -44,6 +44,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     looked: float = 0.0
     retractions: int | None = None
     load: Load | None = None
+    long_since: float = 0.0
     window_since: float = 0.0
     window_tokens: int = 0
     window_replies: int = 0
@@ -66,6 +67,8 @@ def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -
     if retracted and outstanding and now >= gate.closed_until:
         return _step_back(gate, RETRACTION_RETREAT * min(outstanding, load.running + load.waiting), now)
     wanted = max(QUEUE_LEAST, math.ceil(QUEUE_SHARE * load.running))
+    long = load.waiting > 2 * wanted
+    gate = msgspec.structs.replace(gate, long_since=(gate.long_since or now) if long else 0.0)
     seen = load.running + load.waiting
     if seen < CAUGHT_UP * outstanding and now - gate.changed < PATIENCE:
         return gate  # older than what was sent since
@@ -73,7 +76,9 @@ def follow(gate: Gate, load: Load, outstanding: int, ceiling: int, now: float) -
         return gate
     if load.running == 0 and load.waiting and now - gate.changed < PATIENCE:
         return gate  # the first prompts are still being read
-    if load.waiting > 2 * wanted:
+    if long:
+        if now - gate.long_since < SETTLE:
+            return gate  # what has just come in is no queue yet, however little runs at that moment
         limit = max(load.running + wanted, 1)
         return _moved(gate, limit, now, eager=False) if limit < gate.limit else gate
     if load.waiting >= wanted or outstanding < USED * gate.limit or now < gate.closed_until:
@@ -85,13 +90,16 @@ def pushed_back(gate: Gate, outstanding: int, now: float) -> Gate:
     """The gate after the server has asked for less (429, or 503 with a full queue); one step for all that come at once.
 
     While the server tells an empty queue it is not full, whoever refused a request on the way: then the gate only opens no
-    further, and the request's own pause is enough.
+    further for a moment, and the request's own pause is enough. Nor does it close below what the server tells that it runs.
     """
-    if gate.load is not None and gate.load.waiting == 0 and now - gate.looked < PATIENCE:
-        return msgspec.structs.replace(gate, eager=False, closed_until=now + SETTLE)
+    floor = 0
+    if gate.load is not None and now - gate.looked < PATIENCE:
+        if gate.load.waiting == 0:
+            return msgspec.structs.replace(gate, closed_until=max(gate.closed_until, now + SETTLE))
+        floor = gate.load.running
     if now < gate.changed + SETTLE and not gate.eager:
         return gate
-    return _step_back(gate, RETREAT * min(outstanding, gate.limit), now)
+    return _step_back(gate, max(floor, RETREAT * min(outstanding, gate.limit)), now)
 
 
 def replied(gate: Gate, replies: int, tokens: int, outstanding: int, ceiling: int, now: float) -> Gate:

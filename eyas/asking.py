@@ -19,8 +19,8 @@ from eyas.capacity import Moments, running, sentence
 from eyas.config import AccessSettings, ModelConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
-from eyas.journal import Answered, Journal, JournalWriter, Rendered, Unanswered
-from eyas.plugins import Busy, Engine, GenerateRequest, Pool, Reasoning, Reject, Retry, Tokenizer
+from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
+from eyas.plugins import Busy, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
@@ -28,7 +28,7 @@ from eyas.request import seed_of
 from eyas.units import Accepts, Plan, Step, Unit, journalled_tokens, place
 
 if TYPE_CHECKING:
-    from eyas.server.lease import Lease
+    from eyas.server.lease import Lease, Server
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
@@ -150,6 +150,7 @@ class Asking:
         self.failure: BaseException | None = None
         self.stirred = asyncio.Event()  # a request has landed, or the share may have changed
         self.fleet = Fleet(lease, engine, self.server, show.progress)
+        self.seen: set[str] = set()  # servers whose manifests are in the journal
         self.exhausted = False
         self.completions = self.silent = 0
         self.lengths = Moments()
@@ -325,6 +326,7 @@ class Asking:
                 with self._at(url, job, started):
                     async with asyncio.timeout(deadline):
                         await self.fleet.same_model(url)
+                        server = self.lease.server(url)  # one that is replaced breaks the request off
                         completion = await self.engine.generate(self.session, url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
@@ -345,9 +347,10 @@ class Asking:
                 attempt += 1
             else:
                 self.fleet.came(url, len(completion.output_ids))
+                self._see(server)
                 delivery = Delivery(
                     attempt=attempt + pushed_back,
-                    server=self.lease.manifest_id,
+                    server=server.id,
                     started=started,
                     finished=time.time(),
                     usage=completion.usage,
@@ -395,6 +398,12 @@ class Asking:
         finally:
             del self.asked[job.request]
 
+    def _see(self, server: Server) -> None:
+        """Journals the manifest of a server that has answered."""
+        if server.id not in self.seen and self.journal.server(server.id) is None:
+            self.writer.append(ServerSeen(id=server.id, manifest=server.manifest))
+        self.seen.add(server.id)
+
     def _mean_output(self) -> float:
         """Tokens that an answer is expected to have."""
         if not self.completions:
@@ -425,8 +434,7 @@ class Asking:
 
     def _tell_capacity(self) -> None:
         """Says in the log how many requests really run, now that lengths are known."""
-        if told := self.lease.manifest.get("capacity"):
-            pool = msgspec.convert(told, Pool)
+        if pool := self.lease.capacity():
             lengths = self.lengths.lengths(self.plan.settings.sampling.max_new_tokens)
             log.info("%s", sentence(pool, lengths, running(pool, lengths, self.ceiling)))
 

@@ -135,7 +135,7 @@ class ServerConfig(Section, frozen=True):
     url: Annotated[
         str | list[str] | None,
         Meta(
-            description="One or more servers that already run; null starts one on demand and stops it when idle."
+            description="One or more servers that already run, of which one that generates is enough to begin; null starts one on demand and stops it when idle."
         ),
     ] = None
     env: Annotated[
@@ -183,7 +183,7 @@ class ServerConfig(Section, frozen=True):
         float, Meta(gt=0, description="A started server stops when nobody has used it for this long, in s.")
     ] = 30.0
     ignore_doctor: Annotated[
-        bool, Meta(description="Generate although `eyas doctor` said NO-GO for this model and server.")
+        bool, Meta(description="Generate although `eyas doctor` said NO-GO for this config.")
     ] = False
     restarts: Annotated[int, Meta(ge=0, description="How often a crashed server is started again.")] = 2
 
@@ -737,6 +737,7 @@ class AccessSettings(Section, frozen=True):
     """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result.
 
     checks, plan: what answers are judged by as they come, and the file with the planned speed, if there is one; for alarms.
+    config: fingerprint of the whole config, by which verdicts of `eyas doctor` are kept.
     """
 
     model: ModelConfig
@@ -745,6 +746,7 @@ class AccessSettings(Section, frozen=True):
     lane: str | None = None
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
     plan: str | None = None
+    config: str = ""
 
     @property
     def ceiling(self) -> int:
@@ -875,6 +877,8 @@ class Stages:
             lane=lane,
             checks=self.checks(dataset) if dataset is not None else {},
             plan="results/plan/plan.json",
+            # `defaults` are in the datasets already, where it does not matter how they are written.
+            config=fingerprint(msgspec.structs.replace(self.config, defaults={})),
         )
 
     def on_the_hub(self) -> dict[str, tuple[str, str]]:

@@ -63,14 +63,27 @@ def examine(stages: Stages, results: Path, engine: Engine) -> Iterator[Finding]:
         yield Finding("settings", "warning", warning)
     try:
         with hold(access, engine, log) as lease:
-            yield Finding("server", "ok", _told(lease.manifest))
+            yield from _servers(lease)
             yield from _ask(stages, results, engine, lease)
     except EyasError as error:
         yield Finding("server", "no-go", str(error))
 
 
+def _servers(lease: Lease) -> Iterator[Finding]:
+    """What each server is, or why there is none."""
+    for url in lease.urls:
+        if url in lease.manifests:
+            yield Finding("server", "ok", f"{url}: {_told(lease.manifests[url])}")
+        else:
+            cause = lease.absent.get(url, "no reply")
+            yield Finding(
+                "server",
+                "warning",
+                f"{url} does not generate ({cause}); a run begins without it, and asks it once it does",
+            )
+
+
 def _told(manifest: dict[str, Any]) -> str:
-    one = manifest["mixed"][0] if "mixed" in manifest else manifest
     names = (
         "engine_version",
         "model",
@@ -80,8 +93,7 @@ def _told(manifest: dict[str, Any]) -> str:
         "kv_dtype",
         "accelerator",
     )
-    told = [str(one[name]) for name in names if one.get(name)]
-    return ", ".join([*told, f"{manifest['processes']} process{'es' * (manifest['processes'] > 1)}"])
+    return ", ".join(str(manifest[name]) for name in names if manifest.get(name))
 
 
 # --- what needs no server ----------------------------------------------------------------------------------------
@@ -314,11 +326,10 @@ def _short(text: str) -> str:
 
 def _limits(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
     """Effective limits and capacity, for the trials' prompts and answers of half the limit."""
-    manifest = lease.manifest.get("mixed", [lease.manifest])[0]
-    if "capacity" not in lease.manifest:
+    pool = lease.capacity()
+    if pool is None:
         yield Finding("capacity", "warning", "the server does not tell what its KV cache holds")
         return
-    pool = msgspec.convert(lease.manifest["capacity"], Pool)
     for lane, name in {section.lane: name for name, section in stages.config.datasets.items()}.items():
         section = stages.config.datasets[name]
         access = stages.access(name)
@@ -332,7 +343,7 @@ def _limits(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Findin
         found = running(pool, lengths, access.ceiling)
         told = sentence(pool, lengths, found) + " (answers of a quarter of max_new_tokens assumed)"
         yield Finding(f"capacity{f' of lane {lane}' if lane else ''}", "ok", told)
-    yield from _kv_size(stages, manifest, pool)
+    yield from _kv_size(stages, lease.manifests[lease.urls[0]], pool)
 
 
 def _kv_size(stages: Stages, manifest: dict[str, Any], pool: Pool) -> Iterator[Finding]:

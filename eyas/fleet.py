@@ -49,16 +49,21 @@ class Fleet:
         self._brought: dict[str, list[int]] = {
             url: [] for url in lease.urls
         }  # output tokens of each new reply
-        # Servers that failed a request and have not generated since.
+        # Servers that were away at the start or failed a request, and have not generated since.
         self._doubts: dict[str, asyncio.Task[None]] = {}
         # The look at each server with which its requests in flight began.
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._tells_load = type(engine).load is not Engine.load
-        self.last_sign = time.monotonic()
+        self._away: set[str] = set()  # of these, the ones that did not generate when they were looked at
+        self.last_sign = self._last_doubt = time.monotonic()
         self._told = False
 
     def start(self, session: aiohttp.ClientSession) -> None:
+        """Begins to watch the servers, and to wait for those that have not generated yet."""
+        for url in self.lease.urls:
+            if url not in self.lease.manifests:
+                self.doubt(url)
         self._watch = asyncio.create_task(self._watch_loads(session))
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -112,12 +117,16 @@ class Fleet:
     def doubt(self, url: str) -> None:
         """Sends nothing to `url` until it really generates again, still the same model."""
         if url not in self._doubts:
+            self._last_doubt = time.monotonic()
             self._doubts[url] = asyncio.create_task(self._wait_until_back(url))
 
     async def certain(self, url: str) -> None:
-        """Waits while `url` is in doubt."""
+        """Waits while `url` is in doubt. Raises EyasError after `server.start_timeout`, though others may answer."""
+        began = time.monotonic()
         while url in self._doubts:
             await self._wait_for(self._doubts[url])
+            if self._in_use() and time.monotonic() > began + self.server.start_timeout:
+                raise self._gone(f"{url}, which encodes the prompts,", [url])
 
     # --- how much ----------------------------------------------------------------------------------------------------
 
@@ -184,18 +193,26 @@ class Fleet:
         self.raise_failures()
 
     async def _wait_until_back(self, url: str) -> None:
-        began = time.monotonic()
         while not await self._generates(url):
-            self.progress.message = f"{url} does not answer; waiting for it"
-            # A server that is busy with long answers is no silent one; each has its own deadline.
-            if self.silent_since(began) and not any(self.outstanding[other] for other in self._in_use()):
-                raise EyasError(
-                    f"the server has not generated anything for {self.server.start_timeout:.0f} s "
-                    f"({', '.join(self.lease.urls)}); start it again and run the same command: finished responses are kept"
-                )
+            self._away.add(url)
+            self._tell_away()
+            # One that is not in doubt may be busy with long answers, each of which has a deadline, or have nothing to do.
+            if not self._in_use() and self.silent_since(self._last_doubt):
+                raise self._gone("the server", self.lease.urls)
             await asyncio.sleep(PROBE_PAUSE)
-        self.progress.message = ""
         del self._doubts[url]
+        self._away.discard(url)
+        self._tell_away()
+
+    def _tell_away(self) -> None:
+        away = ", ".join(sorted(self._away))
+        self.progress.message = f"no answer from {away}; asked again when it generates" if away else ""
+
+    def _gone(self, what: str, urls: list[str]) -> EyasError:
+        return EyasError(
+            f"{what} has not generated anything for {self.server.start_timeout:.0f} s ({', '.join(urls)}); "
+            f"start it again and run the same command: finished responses are kept"
+        )
 
     def silent_since(self, moment: float) -> bool:
         """Whether no server has replied for `server.start_timeout` since `moment`, monotonic time in s."""

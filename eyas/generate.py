@@ -22,7 +22,7 @@ import msgspec
 from eyas.alarms import Lookout
 from eyas.config import AccessSettings, GenerateSettings
 from eyas.errors import EyasError
-from eyas.journal import Answered, Journal, JournalWriter, ServerSeen
+from eyas.journal import Answered, Journal, JournalWriter
 from eyas.plugins import Engine, Registry
 from eyas.progress import Progress, ProgressFile
 from eyas.recordfile import Writer, atomic
@@ -134,8 +134,6 @@ def _ask(
         plan=access.plan,
     )
     with connected(access, registry) as (engine, lease), Journal(journal_folder) as journal:
-        if journal.server(lease.manifest_id) is None:
-            writer.append(ServerSeen(id=lease.manifest_id, manifest=lease.manifest))
         uvloop.run(Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout).run())
 
 

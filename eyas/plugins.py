@@ -274,7 +274,7 @@ class Engine(Plugin):
         """
 
     def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
-        """The `model_fields` of the manifest as they are now, without a generation; None if only `inspect` tells them.
+        """The part of the manifest that is told without a generation, `model_fields` at least; None if only `inspect` tells.
 
         Asked often, also while the server's queue is full. Raises as `inspect` does.
         """

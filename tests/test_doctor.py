@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pipeline import Run
+from pipeline import fake_server as server_of
 from stage import ENGINE, Stage, fake_server
 
 from eyas import doctor
@@ -156,13 +160,54 @@ def test_generate_heeds_a_no_go_until_it_is_mended_or_told_to_go_on(tmp_path: Pa
         with pytest.raises(EyasError, match=r"NO-GO \(server: it smokes\).*server\.ignore_doctor"):
             stage.run(server.url)
         assert not server.lines()
-        # Patience and concurrency are not what was looked at; another model is.
-        heed(Stage(tmp_path, ["Why?"], model={"context": 1024}).settings(server.url)[1])
-        with pytest.raises(EyasError):
-            heed(Stage(tmp_path, ["Why?"], server={"concurrency": 3, "retries": 1}).settings(server.url)[1])
-        Stage(tmp_path, ["Why?"], server={"ignore_doctor": True}).run(server.url)
+        ignoring = Stage(tmp_path, ["Why?"], server={"ignore_doctor": True})
+        keep(ignoring.settings(server.url)[1], ["server: it smokes"])
+        ignoring.run(server.url)
         keep(access, [])
         heed(access)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": {"context": 1024}}, {"server": {"concurrency": 3}}, {"dataset": {"budget_tokens": 1000}}],
+)
+def test_a_verdict_is_about_one_config(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Each of these may be what mends it: another server, fewer open files, less disk."""
+    stage, other = Stage(tmp_path, ["Why?"]), Stage(tmp_path, ["Why?"], **change)
+    keep(stage.settings(CLOSED)[1], ["disk: full"])
+    heed(other.settings(CLOSED)[1])
+    keep(other.settings(CLOSED)[1], [])
+    with pytest.raises(EyasError, match="disk: full"):
+        heed(stage.settings(CLOSED)[1])
+
+
+def eyas_doctor(run: Run, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("eyas"), "doctor", *arguments]
+    return subprocess.run(command, cwd=run.cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_snakemake_heeds_the_doctor_of_its_working_directory(tmp_path: Path, elsewhere: bool) -> None:
+    run = Run(tmp_path / "run", {"alpha": 2})
+    run.config["server"] |= {"url": CLOSED, "start_timeout": 1}
+    run.save()
+    there: list[str] = []
+    if elsewhere:
+        run.cwd = tmp_path
+        there = ["--directory", "run", "--configfile", "run/config.yaml"]
+    told = eyas_doctor(run, *there)
+    assert told.returncode == 1 and "NO-GO: 1 reason" in told.stderr, told
+    assert str(run.folder) in told.stdout
+    done = run.snakemake("responses", *there, check=False)
+    log = (run.folder / "logs/generate/alpha.log").read_text()
+    assert done.returncode and "`eyas doctor` said NO-GO (server: server.url: nothing generated" in log
+    if not elsewhere:
+        with server_of(run) as url:
+            run.config["server"]["url"] = url
+            run.save()
+            run.snakemake("responses")
+        assert run.requests(), "another config, another verdict"
 
 
 def test_prompts_are_rendered_as_generate_renders_them(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from eyas.admission import Gate
 from eyas.config import AccessSettings, LaneConfig, ServerConfig
 from eyas.engines.llamacpp import LlamaCpp, ServerOptions
 from eyas.errors import EyasError
-from eyas.plugins import Engine, Launch, Retry
+from eyas.plugins import Engine, Launch, Pool, Retry
 from eyas.server.lease import Lease, hold
 from eyas.server.shares import Client, Shares, fair_share
 from eyas.server.state import STALE, Endpoint, Heartbeat, State, write_private
@@ -184,7 +184,7 @@ class Silent(Engine):
 
 
 class Sized(Silent):
-    """Its servers differ in size, by address."""
+    """Its servers differ in size, by address. Those of size 0 are away."""
 
     model_fields = ("size",)
 
@@ -195,11 +195,17 @@ class Sized(Silent):
         self.settings: dict[str, Any] = {}  # of all of them
 
     def inspect(self, url: str, key: str | None) -> dict[str, Any]:
-        return {"engine": self.name, "size": self.sizes[url], "address": url, **self.settings}
+        if not self.sizes[url]:
+            raise Retry(f"nobody at {url[-1]}")
+        return {"engine": self.name, "size": self.sizes[url], **self.settings}
 
     def identify(self, url: str, key: str | None) -> dict[str, Any] | None:
         self.looks += 1
-        return {"size": size} if (size := self.sizes[url]) else None
+        told = {name: value for name, value in self.settings.items() if name != "accelerator"}
+        return {"size": size, **told} if (size := self.sizes[url]) else None
+
+    def capacity(self, manifest: Mapping[str, Any]) -> Pool | None:
+        return Pool(tokens=1000 * manifest["tp_size"]) if "tp_size" in manifest else None
 
 
 class Doomed(Silent):
@@ -444,6 +450,69 @@ def test_a_server_that_comes_back_as_another_model_is_refused(tmp_path: Path) ->
             lease.healthy("http://b")
 
 
+def test_one_server_that_generates_is_enough_and_the_others_may_come_later(tmp_path: Path) -> None:
+    servers = Sized(a=0, b=1, c=0)
+    urls = ["http://a", "http://b", "http://c"]
+    with hold(access(tmp_path, "none", url=urls, start_timeout=600.0), servers, LOG) as lease:
+        assert sorted(lease.urls) == urls and lease.urls[0] == "http://b"
+        assert lease.absent == {"http://a": "nobody at a", "http://c": "nobody at c"}
+        assert not lease.healthy("http://a") and "http://a" not in lease.manifests
+        servers.sizes |= {"http://a": 1, "http://c": 2}
+        assert lease.healthy("http://a")
+        with pytest.raises(EyasError, match=r"http://b and http://c hold different models \(size 1 and 2\)"):
+            lease.healthy("http://c")
+
+
+def test_a_server_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    class Hanging(Sized):
+        def inspect(self, url: str, key: str | None) -> dict[str, Any]:
+            if url == "http://a":
+                end.wait()
+            return super().inspect(url, key)
+
+    monkeypatch.setattr(eyas.server.lease, "STRAGGLERS", 0.1)
+    with hold(access(tmp_path, "none", url=["http://a", "http://b"]), Hanging(a=1, b=1), LOG) as lease:
+        assert lease.urls == ["http://b", "http://a"] and list(lease.manifests) == ["http://b"]
+    end.set()
+
+
+def test_where_nothing_answers_each_address_and_its_cause_is_named(tmp_path: Path) -> None:
+    settings = access(tmp_path, "none", url=["http://a", "http://b"], start_timeout=0.5)
+    with pytest.raises(EyasError) as caught, hold(settings, Sized(a=0, b=0), LOG):
+        pass
+    assert str(caught.value) == (
+        "server.url: nothing generated within 0.5 s at http://a (nobody at a), http://b (nobody at b); "
+        "start a server or correct the address"
+    )
+
+
+def test_answers_name_the_manifest_of_the_server_that_gives_them(tmp_path: Path) -> None:
+    """Servers of one manifest are one; one with other settings is another from then on, whoever finds it out."""
+    servers = Sized(a=1, b=1)
+    servers.settings = {"tp_size": 4}
+    urls = ["http://a", "http://b"]
+    with hold(access(tmp_path, "none", url=urls), servers, LOG) as lease:
+        both = lease.server("http://a")
+        assert lease.server("http://b") == both
+        assert both.manifest == {
+            **{"engine": "silent", "size": 1, "tp_size": 4, "processes": 2},
+            "capacity": {"tokens": 8000, "max_running": None, "conservativeness": 1.0},
+        }
+        servers.settings = {"tp_size": 8, "accelerator": "H200"}
+        lease.recognise("http://b")
+        old, new = map(lease.server, urls)
+        assert len({both.id, old.id, new.id}) == 3
+        assert (old.manifest["tp_size"], old.manifest["processes"]) == (4, 1)
+        assert (new.manifest["tp_size"], new.manifest["accelerator"]) == (8, "H200")
+        assert new.manifest["capacity"]["tokens"] == 8000
+        pool = lease.capacity()
+        assert pool is not None and pool.tokens == 12_000
+        assert lease.healthy("http://a")
+        assert lease.server("http://a") == lease.server("http://b") != new
+
+
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_a_server_that_comes_back_with_other_settings_is_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, names: str
@@ -464,7 +533,7 @@ def test_a_server_that_comes_back_with_other_settings_is_warned_of_once(
         assert lease.healthy("http://a") and lease.healthy("http://a")
         assert warned() == [
             "http://a came back with other settings (accelerator None → H200, engine_version x 1 → x 2); "
-            "answers from now on are kept with those before"
+            "answers from now on are kept under its new manifest"
         ]
         servers.settings["tp_size"] = 8
         assert lease.healthy("http://a")
@@ -486,14 +555,17 @@ def test_a_look_at_a_servers_model_is_good_for_a_moment(
         servers.sizes["http://a"] = 2
         with pytest.raises(EyasError, match=r"http://a came back with another model \(size 2, it was 1\)"):
             lease.recognise("http://a")
-        servers.sizes["http://a"] = 0  # it does not tell
+        monkeypatch.setattr(Sized, "identify", lambda *_: None)  # it does not tell
         lease.recognise("http://a")
 
 
 def test_an_address_where_nothing_answers_is_an_error_in_the_end(tmp_path: Path) -> None:
     settings = access(tmp_path, "none", url="http://127.0.0.1:9", start_timeout=0.5)
     with (
-        pytest.raises(EyasError, match=r"server\.url: http://127.0.0.1:9 did not generate"),
+        pytest.raises(
+            EyasError,
+            match=r"server\.url: nothing generated within 0\.5 s at http://127.0.0.1:9 \(connection: ",
+        ),
         hold(settings, engine_of(settings), LOG),
     ):
         pass
@@ -508,7 +580,7 @@ def test_a_server_of_ones_own_is_inspected_and_left_alone(
         settings = access(tmp_path, url=[url + "/"], api_key_env="EYAS_TEST_KEY")
         with hold(settings, engine_of(settings), LOG) as lease:
             assert (lease.urls, lease.key) == ([url], KEY)
-            assert lease.manifest["slots"] == 2
+            assert lease.server(url).manifest["slots"] == 2
             assert lease.healthy()
             assert not supervisors(tmp_path)
         engine().inspect(url, KEY)
@@ -539,8 +611,9 @@ def test_many_starters_share_one_server_and_it_stops_when_idle(state: Path, own_
         assert key not in State(state).log.read_text(errors="replace")
         with hold(settings, engine_of(settings), LOG) as lease:
             assert lease.key == key
-            assert key not in json.dumps(lease.manifest)
-            assert lease.manifest["processes"] == 2
+            (server,) = {lease.server(url).id: lease.server(url).manifest for url in lease.urls}.values()
+            assert key not in json.dumps(server)
+            assert server["processes"] == 2
             assert lease.healthy()
         for process in holders[1:]:
             process.communicate(timeout=10)
@@ -700,7 +773,7 @@ def test_a_server_of_other_settings_is_replaced_only_if_nobody_uses_it(state: Pa
             pass
         assert lease.healthy()
     with hold(other, engine_of(other), LOG) as lease:
-        assert lease.manifest["slots"] == 1
+        assert lease.server(lease.urls[0]).manifest["slots"] == 1
         assert first[0] not in engines(own_model)
 
 

@@ -217,7 +217,9 @@ class Other:
 @pytest.fixture
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Other:
     arguments, line = request.param
-    names = {"model": str(tmp_path / "tiny.gguf"), "other": str(make_model(tmp_path / "other.gguf"))}
+    # Of the same file name, so that a look tells no difference.
+    (tmp_path / "other").mkdir()
+    names = {"model": str(tmp_path / "tiny.gguf"), "other": str(make_model(tmp_path / "other" / "tiny.gguf"))}
     record = tmp_path / "other.jsonl"
     told = [argument.format(**names) for argument in arguments]
     return Other([*told, "--record", str(record)], record, line.format(**names))

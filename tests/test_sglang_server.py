@@ -97,7 +97,7 @@ def test_the_key_is_in_the_lease_file_and_nowhere_else(lease: Lease, folder: Pat
     assert files_with(secret, folder) == [path]
     assert command_lines_with(secret) == []
     assert b"api_key" in (folder / "state" / "server.log").read_bytes()
-    assert lease.key not in json.dumps(lease.manifest)
+    assert lease.key not in json.dumps(lease.server(lease.urls[0]).manifest)
 
 
 def test_a_scheduler_that_is_killed_costs_a_restart_and_no_more(lease: Lease, folder: Path) -> None:

@@ -64,9 +64,12 @@ def run_of(arguments: argparse.Namespace, *, check_files: bool = True) -> tuple[
     """The run of `--configfile`: the config as it is written, and its stages. Raises EyasError as `load` does."""
     from eyas.config import Stages, load
 
-    here = Path("config.yaml")
-    files = arguments.configfile or [here if here.is_file() else ROOT / "config.yaml"]
+    files = list(arguments.configfile or [])
     raw = _merged(files)
+    if "datasets" not in raw:  # as in the Snakefile
+        here = Path("config.yaml")
+        files.insert(0, here if here.is_file() else ROOT / "config.yaml")
+        raw = _merged(files)
     return raw, Stages(load(raw, files, ROOT, check_files=check_files), ROOT)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ def add_parser(subparsers: Any) -> None:
         "doctor", help="look at server, tokenizer, one answer per dataset, disk and limits before a long run"
     )
     add_configfile(parser)
+    parser.add_argument(
+        "--directory", type=Path, help="working directory, as for snakemake: its journal, results and verdict"
+    )
     parser.set_defaults(run=run)
 
 
@@ -26,7 +30,12 @@ def run(arguments: argparse.Namespace) -> None:
     from eyas.plugins import Engine
     from eyas.server.verdict import keep
 
+    if arguments.directory:
+        arguments.configfile = [file.absolute() for file in arguments.configfile or []]
+        arguments.directory.mkdir(parents=True, exist_ok=True)
+        os.chdir(arguments.directory)
     _, stages = run_of(arguments)
+    print(f"For runs in {Path.cwd()}", flush=True)
     section = dict(stages.config.server.engine)
     engine = stages.registry.create("engine", section.pop("name"), section, "server.engine", stages.model)
     assert isinstance(engine, Engine)

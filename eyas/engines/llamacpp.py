@@ -561,32 +561,29 @@ class LlamaCpp(Engine):
         """As in Engine; raises Retry while the server is not there or still loads."""
         api = self._api(url, key)
         api.get("/health", dict)
-        props, served = self._look(api)
-        identity = self._identity(url, props, served)
-        context = props.default_generation_settings.n_ctx
-        if context < self.model.context:
+        manifest = self.identify(url, key)
+        if (context := manifest["slot_context"]) < self.model.context:
             raise EyasError(
                 f"model.context: each slot of the server holds {context:,} tokens, fewer than {self.model.context:,}; lower it, or start the server with a larger context"
             )
         self._check_sampling(url, api)
+        return manifest
+
+    def identify(self, url: str, key: str | None) -> dict[str, Any]:
+        """The whole manifest: the server tells it at once, however many requests wait for a slot."""
+        api = self._api(url, key)
+        props, served = api.get("/props", _Props), api.get("/v1/models", _Models).data[0]
         tags = dict(tag.partition("=")[::2] for tag in served.tags)
         return {
             "engine": self.name,
             "engine_version": f"xllamacpp {tags['xllamacpp']}" if "xllamacpp" in tags else props.build_info,
             "model_file": Path(props.model_path).name,
-            **identity,
+            **self._identity(url, props, served),
             "slots": props.total_slots,
-            "slot_context": context,
+            "slot_context": props.default_generation_settings.n_ctx,
             "threads": int(tags["threads"]) if "threads" in tags else None,
             "cpu": tags.get("cpu"),
         }
-
-    def identify(self, url: str, key: str | None) -> dict[str, Any]:
-        return self._identity(url, *self._look(self._api(url, key)))
-
-    def _look(self, api: _Api) -> tuple[_Props, _Model]:
-        """What the server answers at once, however many requests wait for a slot."""
-        return api.get("/props", _Props), api.get("/v1/models", _Models).data[0]
 
     def _identity(self, url: str, props: _Props, served: _Model) -> dict[str, Any]:
         """The fields that tell one model from another. Raises EyasError if they contradict config or model file."""

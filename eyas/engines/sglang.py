@@ -187,7 +187,10 @@ class Sglang(Engine):
         return sglang_manifest.manifest(info, accelerator)
 
     def identify(self, url: str, key: str | None) -> dict[str, Any]:
-        return sglang_manifest.identity(self._look(self._client(url, key))[0])
+        """The manifest but for the GPUs, which the server tells elsewhere."""
+        told = sglang_manifest.manifest(self._look(self._client(url, key))[0], None)
+        del told["accelerator"]
+        return told
 
     def _client(self, url: str, key: str | None) -> Client:
         """For a look. The first may wait long for a server that warms up, or has a long queue."""

@@ -1,6 +1,7 @@
 """The lease: a server is there while somebody holds one, and its concurrency is shared among the holders.
 
-With `server.url` the server is somebody else's: it is inspected and shared, never started or stopped. Otherwise the
+With `server.url` the servers are somebody else's: they are inspected and shared, never started or stopped, and one that
+generates is enough to begin with. Otherwise the
 first holder on this host starts it under a lock, and its supervisor stops it when nobody has held it for
 `server.idle_timeout`. Holders live in separate processes and meet in the folder described in eyas.server.state.
 """
@@ -10,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,23 +31,39 @@ import eyas
 from eyas.capacity import together
 from eyas.config import AccessSettings, fingerprint
 from eyas.errors import EyasError
-from eyas.plugins import Engine, Retry
+from eyas.plugins import Engine, Pool, Retry
 from eyas.server.shares import Client, Shares, all_lanes
 from eyas.server.state import Endpoint, Plan, Process, State, locked
 
 POLL = 0.25  # s between two looks at a server that loads
 LOOK_INTERVAL = 0.5  # s for which a look at a server's model is good: none is replaced in less
+STRAGGLERS = 5.0  # s in which a look under way may still end once enough of the others generate
 STOP_WAIT = 30.0  # s for a supervisor that is on its way out
 LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
 
 _log = logging.getLogger(__name__)
 
 
+class Server(NamedTuple):
+    """Who answers: a manifest, and its hash."""
+
+    id: str
+    manifest: dict[str, Any]
+
+
+class Ready(NamedTuple):
+    """By address: the manifests of those that generate, and why the others do not."""
+
+    manifests: dict[str, dict[str, Any]]
+    causes: dict[str, str]
+
+
 class Lease:
     """A server that has really generated, and this client's part of it.
 
-    shares: how much of it may be used. urls, key: where and how to ask. manifest: what it is, without secrets;
-    manifest_id: its hash.
+    shares: how much of it may be used. urls, key: where and how to ask; the first of them has generated. manifests: by
+    address, what each was when it last generated, without secrets; an address that has not yet generated is not in it.
+    absent: why those had not at the start.
     endpoint: the file in which the other holders find a started server, None with `server.url`.
     """
 
@@ -54,15 +73,27 @@ class Lease:
         engine: Engine,
         urls: list[str],
         key: str | None,
-        manifest: dict[str, Any],
+        ready: Ready,
         check: Callable[[], None],
         endpoint: Path | None,
     ) -> None:
-        self.urls, self.key, self.manifest, self.endpoint = urls, key, manifest, endpoint
-        self.manifest_id = fingerprint(manifest)
+        self.manifests, self.absent = ready.manifests, ready.causes
+        self.urls = sorted(urls, key=lambda url: url not in self.manifests)
+        self.key, self.endpoint = key, endpoint
         self.shares, self._engine, self._check = shares, engine, check
         self._looked_at: dict[str, float] = {}
-        self._seen: dict[str, dict[str, Any]] = {}  # by address: the last manifest
+        self._servers: dict[str, Server] = {}
+
+    def server(self, url: str) -> Server:
+        """Who answers at `url`, as of its last look."""
+        servers = self._servers
+        if url not in servers:
+            servers[url] = _server(self._engine, self.manifests, url)
+        return servers[url]
+
+    def capacity(self) -> Pool | None:
+        """What all that have generated hold together; None if one does not tell."""
+        return _capacity(self._engine, list(self.manifests.values()))
 
     def healthy(self, url: str | None = None) -> bool:
         """Whether `url`, or else some process of the server, really generates. Takes a second or more.
@@ -71,62 +102,80 @@ class Lease:
         """
         for asked in self.urls if url is None else [url]:
             try:
-                manifest = self._engine.inspect(asked, self.key)
+                self._look(asked)
             except Retry:
                 continue
-            self._compare(asked, manifest)
-            self._warn_of_changes(asked, manifest)
             return True
         self.check()
         return False
 
     def recognise(self, url: str) -> None:
-        """Raises EyasError if `url` holds another model than before, Retry while it is away. Generates nothing."""
+        """Raises EyasError if `url` holds another model than before, Retry while it is away.
+
+        Generates only where a server with other settings has taken the place of the one before.
+        """
         now = time.monotonic()
         if now - self._looked_at.get(url, float("-inf")) < LOOK_INTERVAL:
             return
-        identity = self._engine.identify(url, self.key)
-        if identity is not None:
-            self._compare(url, identity)
+        told = self._engine.identify(url, self.key)
+        if told is not None:
+            self._compare(url, told)
+            if _changes(self.manifests[url], told):
+                self._look(url)
         self._looked_at[url] = now
 
-    def _warn_of_changes(self, url: str, manifest: dict[str, Any]) -> None:
-        """Settings do not choose tokens, so another version or tp is no error, but nobody should have to guess."""
-
-        def changes(was: dict[str, Any]) -> list[str]:
-            return [
-                f"{name} {was.get(name)} → {manifest[name]}"
-                for name in sorted(manifest)
-                if manifest[name] != was.get(name)
-            ]
-
-        # Which of mixed servers had which manifest is not kept: it was the likest.
-        was = [self._seen[url]] if url in self._seen else self._known
-        if changed := min(map(changes, was), key=len):
+    def _look(self, url: str) -> None:
+        """Keeps the manifest of `url`. Settings do not choose tokens, so others are no error, but nobody should have to guess."""
+        manifest = self._engine.inspect(url, self.key)
+        self._compare(url, manifest)
+        known = self.manifests.get(url)
+        if manifest == known:
+            return
+        if known is None:
+            _log.info("%s generates too, and is asked from now on", url)
+        else:
             _log.warning(
-                "%s came back with other settings (%s); answers from now on are kept with those before",
+                "%s came back with other settings (%s); answers from now on are kept under its new manifest",
                 url,
-                ", ".join(changed),
+                ", ".join(_changes(known, manifest)),
             )
-        self._seen[url] = manifest
+        self.manifests = {**self.manifests, url: manifest}
+        self._servers = {}
 
-    @property
-    def _known(self) -> list[dict[str, Any]]:
-        """The manifests at the start."""
-        known: list[dict[str, Any]] = self.manifest.get("mixed", [self.manifest])
-        return known
-
-    def _compare(self, url: str, manifest: dict[str, Any]) -> None:
+    def _compare(self, url: str, told: dict[str, Any]) -> None:
+        known = self.manifests.get(url)
+        if known is None:
+            _check_alike(self._engine, {url: told, self.urls[0]: self.manifests[self.urls[0]]})
+            return
         for name in self._engine.model_fields:
-            if manifest.get(name) not in [one.get(name) for one in self._known]:
+            if told.get(name) != known.get(name):
                 raise EyasError(
-                    f"server.url: {url} came back with another model ({name} {manifest.get(name)}, it was {self._known[0].get(name)}); "
+                    f"server.url: {url} came back with another model ({name} {told.get(name)}, it was {known.get(name)}); "
                     f"serve the same model again, or give this one a config of its own"
                 )
 
     def check(self) -> None:
         """Raises EyasError if a started server has ended for good."""
         self._check()
+
+
+def _changes(was: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    """What is told otherwise than it was."""
+    return [f"{name} {was.get(name)} → {told[name]}" for name in sorted(told) if told[name] != was.get(name)]
+
+
+def _server(engine: Engine, manifests: dict[str, dict[str, Any]], url: str) -> Server:
+    """The manifest of `url` with how many of the addresses have the same, and what these hold: they answer as one."""
+    equal = [manifest for manifest in manifests.values() if manifest == manifests[url]]
+    whole: dict[str, Any] = {**manifests[url], "processes": len(equal)}
+    if (pool := _capacity(engine, equal)) is not None:
+        whole["capacity"] = msgspec.to_builtins(pool)
+    return Server(fingerprint(whole), whole)
+
+
+def _capacity(engine: Engine, manifests: list[dict[str, Any]]) -> Pool | None:
+    pools = [pool for manifest in manifests if (pool := engine.capacity(manifest)) is not None]
+    return together(pools) if len(pools) == len(manifests) else None
 
 
 @contextlib.contextmanager
@@ -148,14 +197,14 @@ def hold(
     key = _key_from_environment(server.api_key_env)
     with Client(state, settings="", lane=access.lane) as client:
 
-        def late(cause: str) -> EyasError:
+        def late(causes: str) -> EyasError:
             return EyasError(
-                f"server.url: {', '.join(urls)} did not generate within {server.start_timeout:g} s ({cause}); start it or correct the address"
+                f"server.url: nothing generated within {server.start_timeout:g} s at {causes}; start a server or correct the address"
             )
 
-        manifest = _wait_until_ready(engine, urls, key, server.start_timeout, log, late, lambda: None)
+        ready = _wait_until_ready(engine, urls, key, 1, server.start_timeout, log, late, lambda: None)
         client.update(ready=True)
-        yield Lease(Shares(client, server), engine, urls, key, manifest, lambda: None, None)
+        yield Lease(Shares(client, server), engine, urls, key, ready, lambda: None, None)
 
 
 def _key_from_environment(variable: str | None) -> str | None:
@@ -173,41 +222,72 @@ def _wait_until_ready(
     engine: Engine,
     urls: list[str],
     key: str | None,
+    needed: int,
     timeout: float,
     log: logging.Logger,
     late: Callable[[str], EyasError],
     check: Callable[[], None],
-) -> dict[str, Any]:
-    """The manifest of the server once all its processes generate. `check` raises if that will never be."""
+) -> Ready:
+    """What is at `urls` once `needed` of them generate. `check` raises if that will never be.
+
+    Each is looked at in a thread of its own, since one that hangs must not hide the others.
+    """
+    manifests: dict[str, dict[str, Any]] = {}
+    causes: dict[str, str] = {}
+    heard: queue.SimpleQueue[tuple[str, dict[str, Any] | Exception]] = queue.SimpleQueue()
+    enough = threading.Event()
+
+    def look(url: str) -> None:
+        while not enough.is_set():
+            try:
+                told: dict[str, Any] | Exception = engine.inspect(url, key)
+            except Exception as error:  # noqa: BLE001 (it is raised where it is heard)
+                told = error
+            heard.put((url, told))
+            if not isinstance(told, Retry):
+                return
+            enough.wait(POLL)
+
+    for url in urls:
+        threading.Thread(target=look, args=(url,), daemon=True).start()
     deadline = time.monotonic() + timeout
-    told = False
-    while True:
-        try:
-            return _join(engine, [engine.inspect(url, key) for url in urls])
-        except Retry as cause:
+    waits = False
+    try:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                url, told = heard.get(timeout=POLL)
+                if isinstance(told, Retry):
+                    causes[url] = str(told)
+                elif isinstance(told, Exception):
+                    raise told
+                else:
+                    causes.pop(url, None)
+                    manifests[url] = told
+                    _check_alike(engine, manifests)
+            if len(manifests) >= needed:
+                deadline = min(deadline, time.monotonic() + STRAGGLERS)
+                if len(manifests) + len(causes) == len(urls) or time.monotonic() >= deadline:
+                    return Ready(manifests, causes)
+                continue
             check()
-            if time.monotonic() > deadline:
-                raise late(str(cause)) from cause
-            if not told:
+            if time.monotonic() >= deadline:
+                raise late(", ".join(f"{url} ({causes.get(url, 'no reply yet')})" for url in urls))
+            if causes and not waits:
                 log.info("waiting up to %g s for %s to generate", timeout, ", ".join(urls))
-                told = True
-            time.sleep(POLL)
+                waits = True
+    finally:
+        enough.set()
 
 
-def _join(engine: Engine, manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    """One manifest for all processes: theirs if they are equal, as they are unless `server.url` mixes servers."""
+def _check_alike(engine: Engine, manifests: dict[str, dict[str, Any]]) -> None:
+    """Raises EyasError unless all hold one model."""
+    first, *others = sorted(manifests)
     for name in engine.model_fields:
-        if len(found := {str(manifest.get(name)) for manifest in manifests}) > 1:
-            raise EyasError(
-                f"server.url: the servers hold different models ({name} {' and '.join(sorted(found))}); list servers of one model"
-            )
-    whole: dict[str, Any] = {"processes": len(manifests)}
-    pools = [pool for manifest in manifests if (pool := engine.capacity(manifest)) is not None]
-    if len(pools) == len(manifests):
-        whole["capacity"] = msgspec.to_builtins(together(pools))
-    if all(manifest == manifests[0] for manifest in manifests):
-        return {**manifests[0], **whole}
-    return {"mixed": sorted(manifests, key=fingerprint), **whole}
+        for url in others:
+            if (here := manifests[url].get(name)) != (there := manifests[first].get(name)):
+                raise EyasError(
+                    f"server.url: {first} and {url} hold different models ({name} {there} and {here}); list servers of one model"
+                )
 
 
 def _in_job_without_gpus() -> bool:
@@ -254,10 +334,11 @@ class _Started:
                 if not self.state.alive(endpoint):
                     raise EyasError(self._why_ended())
 
-            manifest = _wait_until_ready(
+            ready = _wait_until_ready(
                 self.engine,
                 endpoint.urls,
                 endpoint.key,
+                len(endpoint.urls),
                 self.server.start_timeout,
                 self.log,
                 self._late,
@@ -269,14 +350,14 @@ class _Started:
                 self.engine,
                 endpoint.urls,
                 endpoint.key,
-                manifest,
+                ready,
                 check,
                 self.state.endpoint,
             )
 
-    def _late(self, cause: str) -> EyasError:
+    def _late(self, causes: str) -> EyasError:
         return EyasError(
-            f"server.start_timeout: the server did not generate within {self.server.start_timeout:g} s ({cause}); raise it, or see {self.state.log}"
+            f"server.start_timeout: the server did not generate within {self.server.start_timeout:g} s: {causes}; raise it, or see {self.state.log}"
         )
 
     def _why_ended(self) -> str:
