@@ -23,11 +23,11 @@ from eyas.config import AccessSettings, GenerateSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen
 from eyas.plugins import Engine, Registry, Reject, Retry, Tokenizer
-from eyas.prompts import sameness
 from eyas.recordfile import read_records, read_seal
 from eyas.records import Delivery, Finish, Message, Prompt, Reply, Response
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import IDENTITY
+from eyas.selection import sameness
 from eyas.server.lease import hold
 from eyas.sources.files import read_rows
 from eyas.tokenizer import load_tokenizer

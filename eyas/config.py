@@ -191,6 +191,82 @@ class ServerConfig(Section, frozen=True):
 CheckPolicy = Literal["reject", "mark", "off"]
 
 
+class FilterConfig(Section, frozen=True):
+    """Prompts to leave out for what the user says in them (system prompt and tools aside). Tokens are the model's matter: a prompt that its context cannot hold is refused later."""
+
+    min_characters: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Least characters that the user says; null is no limit."),
+    ] = None
+    max_characters: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="Most characters that the user says; null is no limit."),
+    ] = None
+    scripts: Annotated[
+        list[str],
+        Meta(description="Unicode scripts to keep, such as Latin, Cyrillic or Han; empty keeps all."),
+    ] = field(default_factory=list)
+    min_script_share: Annotated[
+        Share,
+        Meta(
+            description="Least share of letters in those scripts, together. Half by default, so that a question about a foreign word stays. A text without letters always fits."
+        ),
+    ] = 0.5
+
+
+class NearDuplicatesConfig(Section, frozen=True):
+    """Leaves out a prompt that is nearly the same as one before it in the fixed order, with equal system prompt and tools."""
+
+    threshold: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Least Jaccard similarity of the n-grams for two prompts to be nearly the same. 0.8 by default: one word changed in forty, or a tenth of the text added; at 0.5 different questions of one template fall together. Candidates come from MinHash, which finds 87 % of the pairs at 0.8 and 99.9 % at 0.9.",
+        ),
+    ] = 0.8
+    words: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Words in an n-gram. 5 by default: shorter ones are shared by texts that have only the subject in common, longer ones are broken by each typing error.",
+        ),
+    ] = 5
+
+
+class DecontaminateConfig(Section, frozen=True):
+    """Leaves out a prompt that holds an item of an evaluation set, by n-gram overlap."""
+
+    against: Annotated[list[str], Meta(min_length=1, description="Names of sets in `evaluation_sets`.")]
+    words: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Words in an n-gram. 8 by default: long enough that chance and idiom do not repeat it, short enough that a changed word here and there leaves some whole. An item with fewer words is found only as a whole prompt.",
+        ),
+    ] = 8
+    share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Least share of an item's n-grams that a prompt must hold. Half by default: less is mostly a shared instruction (`Solve the following problem …`), and an item that was reworded keeps more.",
+        ),
+    ] = 0.5
+
+
+class EvaluationSet(Section, frozen=True):
+    """An evaluation set that training prompts can be held against. Its own first user turns are what is looked for."""
+
+    source: Annotated[
+        dict[str, Any], Meta(description="How to read it: `name` of the source plugin, then its options.")
+    ]
+    files: Annotated[
+        list[str],
+        Meta(min_length=1, description="Its files, local or hub://…, as those of a dataset."),
+    ]
+
+
 class DatasetConfig(Section, frozen=True):
     """One dataset. Keys left out come from `defaults:`."""
 
@@ -210,6 +286,23 @@ class DatasetConfig(Section, frozen=True):
     rows: Annotated[
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="How many prompts to use, the first n of the fixed order; null uses all."),
+    ] = None
+    filter: Annotated[FilterConfig, Meta(description="Prompts to leave out for their length or script.")] = (
+        field(default_factory=FilterConfig)
+    )
+    duplicates: Annotated[
+        Literal["keep", "drop"],
+        Meta(
+            description="Prompts that are equal to an earlier one, outer white space aside: kept, each with an answer of its own, since a set may repeat a question on purpose; or dropped."
+        ),
+    ] = "keep"
+    near_duplicates: Annotated[
+        NearDuplicatesConfig | None,
+        Meta(description="Leave out near-duplicates; null keeps them. `{}` takes the defaults."),
+    ] = None
+    decontaminate: Annotated[
+        DecontaminateConfig | None,
+        Meta(description="Leave out what stands in evaluation sets; null keeps it."),
     ] = None
     lane: Annotated[
         str | None,
@@ -322,6 +415,10 @@ class Config(Section, frozen=True):
     ]
     defaults: Annotated[
         dict[str, Any], Meta(description="Values for every dataset that does not set them itself; same keys.")
+    ] = field(default_factory=dict)
+    evaluation_sets: Annotated[
+        dict[Name, EvaluationSet],
+        Meta(description="Evaluation sets by name, for `decontaminate` of the datasets."),
     ] = field(default_factory=dict)
     seed: Annotated[
         int, Meta(description="Decides the fixed order of prompts and the shuffle of the mix.")
@@ -467,11 +564,13 @@ RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datas
 
 
 def _check_files(config: Config, root: str | Path) -> None:
-    for dataset, section in config.datasets.items():
-        for file in section.files:
+    listed = {f"datasets.{name}": section.files for name, section in config.datasets.items()}
+    listed |= {f"evaluation_sets.{name}": section.files for name, section in config.evaluation_sets.items()}
+    for where, files in listed.items():
+        for file in files:
             if not is_hub(file) and not locate(file, root).is_file():
                 raise EyasError(
-                    f"datasets.{dataset}.files: {file} does not exist; correct the path (it is relative to the "
+                    f"{where}.files: {file} does not exist; correct the path (it is relative to the "
                     f"working directory or, for shipped data, to the workflow)"
                 )
 
@@ -518,8 +617,13 @@ def _check(config: Config, found: Registry) -> None:
         plugin(found, "source", section.source, f"datasets.{dataset}.source")
         for file in filter(is_hub, section.files):
             _check_reference(file_reference, file, f"datasets.{dataset}.files")
+        _check_selection(config, dataset, section)
         for check in section.checks:
             check_settings(found, check, section.checks[check], f"datasets.{dataset}.checks.{check}")
+    for name, evaluation in config.evaluation_sets.items():
+        plugin(found, "source", evaluation.source, f"evaluation_sets.{name}.source")
+        for file in filter(is_hub, evaluation.files):
+            _check_reference(file_reference, file, f"evaluation_sets.{name}.files")
     engine = found.create("engine", options.pop("name"), options, "server.engine", config.model)
     assert isinstance(engine, Engine)
     engine.check_config(
@@ -529,6 +633,30 @@ def _check(config: Config, found: Registry) -> None:
         if name not in config.datasets:
             raise EyasError(
                 f"mix.weights.{name}: no dataset of that name; {_nearest(name, list(config.datasets))}"
+            )
+
+
+def _check_selection(config: Config, dataset: str, section: DatasetConfig) -> None:
+    wanted = section.filter
+    least, most = wanted.min_characters or 0, wanted.max_characters
+    if most is not None and least > most:
+        raise EyasError(
+            f"datasets.{dataset}.filter.min_characters: {least:,} is more than max_characters, so nothing fits; lower it"
+        )
+    if wanted.scripts:
+        import regex
+
+        for script in wanted.scripts:
+            try:
+                regex.compile(rf"\p{{Script={script}}}")
+            except regex.error:
+                raise EyasError(
+                    f"datasets.{dataset}.filter.scripts: Unicode has no script {script!r}; names are as in Latin, Cyrillic, Han"
+                ) from None
+    for name in section.decontaminate.against if section.decontaminate else ():
+        if name not in config.evaluation_sets:
+            raise EyasError(
+                f"datasets.{dataset}.decontaminate.against: no set {name!r} in evaluation_sets; {_nearest(name, list(config.evaluation_sets))}"
             )
 
 
@@ -632,13 +760,18 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 class PromptsSettings(Section, frozen=True):
-    """What decides prompts.jsonl.zst."""
+    """What decides prompts.jsonl.zst. evaluation_sets: those that `decontaminate` names."""
 
     dataset: str
     source: dict[str, Any]
     revision: str | None
     rows: int | None
     turns: Literal["first", "all"]
+    filter: FilterConfig
+    duplicates: Literal["keep", "drop"]
+    near_duplicates: NearDuplicatesConfig | None
+    decontaminate: DecontaminateConfig | None
+    evaluation_sets: dict[str, EvaluationSet]
     seed: int
 
 
@@ -780,8 +913,24 @@ class Stages:
             revision=section.revision,
             rows=section.rows,
             turns=section.turns,
+            filter=section.filter,
+            duplicates=section.duplicates,
+            near_duplicates=section.near_duplicates,
+            decontaminate=section.decontaminate,
+            evaluation_sets={
+                name: EvaluationSet(
+                    source=plugin(self.registry, "source", held.source, f"evaluation_sets.{name}.source"),
+                    files=held.files,
+                )
+                for name, held in self.evaluation_sets(dataset).items()
+            },
             seed=self.config.seed,
         )
+
+    def evaluation_sets(self, dataset: str) -> dict[str, EvaluationSet]:
+        """The evaluation sets that a dataset's prompts are held against, by name."""
+        held = self.config.datasets[dataset].decontaminate
+        return {name: self.config.evaluation_sets[name] for name in sorted(set(held.against))} if held else {}
 
     def generate(self, dataset: str) -> GenerateSettings:
         section = self.config.datasets[dataset]
@@ -885,6 +1034,9 @@ class Stages:
         """What rule `fetch` brings: by its manifest, its name on the hub and the config key that asks for it."""
         asked = {"model.tokenizer": [self.model.tokenizer or ""]}
         asked |= {f"datasets.{name}.files": section.files for name, section in self.config.datasets.items()}
+        asked |= {
+            f"evaluation_sets.{name}.files": held.files for name, held in self.config.evaluation_sets.items()
+        }
         return {
             str(reference(text).manifest): (text, key)
             for key, texts in reversed(asked.items())  # so that the first of several keys is named
@@ -940,7 +1092,9 @@ class Stages:
         """(kind, name) of the plugins whose code decides the output of `stage`."""
         used: list[tuple[str, str]] = [("exporter", exporter)] if exporter else []
         if stage == "prompts" and dataset:
-            used.append(("source", self.config.datasets[dataset].source["name"]))
+            sections = [held.source for held in self.evaluation_sets(dataset).values()]
+            sections.append(self.config.datasets[dataset].source)
+            used += [("source", name) for name in sorted({section["name"] for section in sections})]
         budgeted = dataset is not None and self.config.datasets[dataset].budget_tokens is not None
         if stage in ("generate", "pilot", "validate"):
             used.append(("reasoning", self.model.reasoning["name"]))

@@ -1,5 +1,7 @@
 """The prompts stage: dataset rows become conversation openings in the one order that every later file keeps.
 
+    row ─source→ conversation ─opening→ prompt ─filters→ the fixed order ─duplicates, evaluation sets→ the first n
+
 The order is that of sha256("seed:key"), so a row count takes the first n, growing it appends, and rows
 inserted into a source file change the place of no other prompt. Sorting is left to a temporary SQLite file:
 memory stays flat however many rows there are.
@@ -14,9 +16,10 @@ import json
 import sqlite3
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import msgspec
@@ -26,6 +29,7 @@ from eyas.config import PromptsSettings
 from eyas.errors import EyasError
 from eyas.plugins import Conversation, Skip, Source
 from eyas.records import Message, Origin, Prompt, Record, Turn
+from eyas.selection import EvaluationSets, Selection, leaves_out, said, unfit
 
 HASH_DIGITS = 16
 CACHE_KIBIBYTES = 64 * 1024  # page cache of the sorter; holds the counters of about a million rows
@@ -39,10 +43,19 @@ class FileReport(Record, frozen=True):
     sha256: str
 
 
+class EvaluationReport(Record, frozen=True):
+    """An evaluation set that prompts were held against. items: its questions."""
+
+    name: str
+    items: int
+    files: list[FileReport]
+
+
 class PromptsReport(Record, frozen=True):
     """What became of the rows: rows_read = used + not_taken + the sum of skipped.
 
-    asked: the row count of the config, or null for all. not_taken: usable rows beyond it. skipped: rows by reason.
+    asked: the row count of the config, or null for all. not_taken: rows beyond it, which nobody looked at for duplicates
+    and evaluation sets. skipped: rows by reason. evaluation: the sets that prompts were held against.
     turns: of the used conversations, all together; as many as are used where only the first is asked for.
     """
 
@@ -54,21 +67,37 @@ class PromptsReport(Record, frozen=True):
     not_taken: int
     skipped: dict[str, int]
     files: list[FileReport]
+    evaluation: list[EvaluationReport]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How an evaluation set is read: its source, and where its files lie."""
+
+    source: Source
+    files: list[Path]
 
 
 def prompts(
-    settings: PromptsSettings, files: list[Path], names: list[str], source: Source, out: Path, report: Path
+    settings: PromptsSettings,
+    files: list[Path],
+    names: list[str],
+    source: Source,
+    out: Path,
+    report: Path,
+    evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
 ) -> PromptsReport:
     """Writes the prompts of `files` to `out` and what became of their rows to `report`.
 
-    `names` are what prompts and report call the files, whatever folder they lie in. Raises EyasError for a
-    row that does not fit the source, and if there is no usable row at all.
+    `names` are what prompts and report call the files, whatever folder they lie in. evaluations: those of the settings, by
+    name. Raises EyasError for a row that does not fit the source, and if there is no usable row at all.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
+    index, held_against = _evaluation_sets(settings, evaluations)
     skipped: Counter[str] = Counter()
     read: list[FileReport] = []
     usable = 0
-    with _Sorter(out, settings.rows) as sorter:
+    with _Sorter(out, None if leaves_out(settings) else settings.rows) as sorter:
         for path, name in zip(files, names, strict=True):
             rows = 0
             for number, row in source.rows(path):
@@ -78,7 +107,6 @@ def prompts(
                 if isinstance(opened, Skip):
                     skipped[opened.reason] += 1
                     continue
-                usable += 1
                 assert isinstance(parsed, Conversation)
                 key = _key(opened.id, row, sorter)
                 origin = Origin(source=source.name, revision=settings.revision, file=name, row=number)
@@ -91,36 +119,77 @@ def prompts(
                     occurrence=0,
                     group=group(opened.messages),
                 )
+                if reason := unfit(prompt, settings.filter):
+                    skipped[reason] += 1
+                    continue
+                usable += 1
                 sorter.add(hashlib.sha256(f"{settings.seed}:{key}".encode()).digest(), prompt)
-            with path.open("rb") as file:
-                read.append(
-                    FileReport(name=name, rows=rows, sha256=hashlib.file_digest(file, "sha256").hexdigest())
-                )
-        if not usable:
-            raise EyasError(_nothing_usable(settings.dataset, names, skipped))
+            read.append(_report(path, name, rows))
+        selection = Selection(settings, index, sorter.database, sorter.count)
+        left_out: Counter[str] = Counter()
         turns = 0
         with recordfile.Writer[Prompt](out) as writer:
             for prompt in sorter.sorted():
-                turns += 1 + len(prompt.turns)
-                writer.write(
-                    msgspec.structs.replace(
-                        prompt, occurrence=sorter.count(sameness(prompt.messages, prompt.tools))
-                    )
-                )
+                if writer.rows == settings.rows:
+                    break
+                taken = selection.take(prompt)
+                if isinstance(taken, str):
+                    left_out[taken] += 1
+                else:
+                    turns += 1 + len(taken.turns)
+                    writer.write(taken)
+            skipped += left_out
+            if not writer.rows:
+                raise EyasError(_nothing_usable(f"dataset {settings.dataset}", names, skipped))
     result = PromptsReport(
         dataset=settings.dataset,
         asked=settings.rows,
         rows_read=sum(file.rows for file in read),
         used=writer.rows,
         turns=turns,
-        not_taken=usable - writer.rows,
+        not_taken=usable - writer.rows - left_out.total(),
         skipped=dict(sorted(skipped.items())),
         files=read,
+        evaluation=held_against,
     )
     assert result.rows_read == result.used + result.not_taken + sum(result.skipped.values())
     with recordfile.atomic(report) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+def _report(path: Path, name: str, rows: int) -> FileReport:
+    with path.open("rb") as file:
+        return FileReport(name=name, rows=rows, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _evaluation_sets(
+    settings: PromptsSettings, evaluations: Mapping[str, Evaluation]
+) -> tuple[EvaluationSets | None, list[EvaluationReport]]:
+    """The items of the evaluation sets: the openings of their rows."""
+    if settings.decontaminate is None:
+        return None, []
+    index = EvaluationSets(settings.decontaminate)
+    reports = []
+    for name, section in settings.evaluation_sets.items():
+        items, skipped = 0, Counter[str]()
+        files = []
+        for path, called in zip(evaluations[name].files, section.files, strict=True):
+            rows = 0
+            for number, row in evaluations[name].source.rows(path):
+                rows += 1
+                parsed = _parse(evaluations[name].source, row, f"{path}: row {number}")
+                opened = parsed if isinstance(parsed, Skip) else opening(parsed)
+                if isinstance(opened, Skip):
+                    skipped[opened.reason] += 1
+                    continue
+                index.add(name, said(opened.messages))
+                items += 1
+            files.append(_report(path, called, rows))
+        if not items:
+            raise EyasError(_nothing_usable(f"evaluation set {name}", section.files, skipped))
+        reports.append(EvaluationReport(name=name, items=items, files=files))
+    return index, reports
 
 
 def opening(conversation: Conversation) -> Conversation | Skip:
@@ -216,20 +285,12 @@ def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:
     return f"{base}-{sorter.count(base)}"
 
 
-def sameness(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-    """Equal for prompts that a model may see as equal: a chat template may trim contents, and rewrites nothing else."""
-    asked = [[message.role, message.content.strip()] for message in messages]
-    return hashlib.sha256(msgspec.json.encode([asked, tools])).hexdigest()
-
-
-def _nothing_usable(dataset: str, names: Sequence[str], skipped: Counter[str]) -> str:
+def _nothing_usable(what: str, names: Sequence[str], skipped: Counter[str]) -> str:
     reasons = (
         ", ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items())) or "there are no rows"
     )
     where = ", ".join(names)
-    return (
-        f"dataset {dataset}: no usable row in {where} ({reasons}); correct `files:` or pick the right source"
-    )
+    return f"{what}: no usable row in {where} ({reasons}); correct `files:` or pick the right source"
 
 
 class _Sorter:
@@ -245,10 +306,10 @@ class _Sorter:
         self._stack = contextlib.ExitStack()
         file = self._stack.enter_context(recordfile.scratch(self._out)) / "sort.sqlite"
         # One transaction that never commits: the file is thrown away whatever happens.
-        self._database = self._stack.enter_context(
+        self.database = self._stack.enter_context(
             contextlib.closing(sqlite3.connect(file, isolation_level=None))
         )
-        self._database.executescript(f"""
+        self.database.executescript(f"""
             PRAGMA journal_mode = OFF;
             PRAGMA synchronous = OFF;
             PRAGMA locking_mode = EXCLUSIVE;
@@ -271,7 +332,7 @@ class _Sorter:
 
     def count(self, name: str) -> int:
         """How often `name` has been counted before."""
-        (seen,) = self._database.execute(
+        (seen,) = self.database.execute(
             "INSERT INTO names VALUES (?, 0) ON CONFLICT DO UPDATE SET seen = seen + 1 RETURNING seen",
             (name,),
         ).fetchone()
@@ -280,24 +341,24 @@ class _Sorter:
     def add(self, rank: bytes, prompt: Prompt) -> None:
         if self._highest is not None and rank > self._highest:
             return
-        self._database.execute("INSERT INTO prompts VALUES (?, ?)", (rank, msgspec.json.encode(prompt)))
+        self.database.execute("INSERT INTO prompts VALUES (?, ?)", (rank, msgspec.json.encode(prompt)))
         self._held += 1
         # Twice the limit, so that pruning costs a constant number of steps per row.
         if self._limit is not None and self._held > 2 * self._limit:
             self._prune(self._limit)
 
     def _prune(self, limit: int) -> None:
-        (self._highest,) = self._database.execute(
+        (self._highest,) = self.database.execute(
             "SELECT rank FROM prompts ORDER BY rank LIMIT 1 OFFSET ?", (limit - 1,)
         ).fetchone()
-        self._database.execute("DELETE FROM prompts WHERE rank > ?", (self._highest,))
+        self.database.execute("DELETE FROM prompts WHERE rank > ?", (self._highest,))
         self._held = limit
 
     def sorted(self) -> Iterator[Prompt]:
         """The first `limit` prompts in the order of their ranks."""
         decode = msgspec.json.Decoder(Prompt).decode
         limit = -1 if self._limit is None else self._limit
-        for (payload,) in self._database.execute(
+        for (payload,) in self.database.execute(
             "SELECT payload FROM prompts ORDER BY rank LIMIT ?", (limit,)
         ):
             yield decode(payload)

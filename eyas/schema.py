@@ -14,7 +14,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from eyas.config import Config, DatasetConfig, MixConfig, ModelConfig, SamplingConfig, ServerConfig
+from eyas.config import (
+    Config,
+    DatasetConfig,
+    DecontaminateConfig,
+    EvaluationSet,
+    FilterConfig,
+    MixConfig,
+    ModelConfig,
+    NearDuplicatesConfig,
+    SamplingConfig,
+    ServerConfig,
+)
 from eyas.plugins import BUILT_IN, KINDS, Check, Found, Plugin, registry
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +36,10 @@ _SECTIONS: list[tuple[str, type[Struct]]] = [
     ("`server`", ServerConfig),
     ("`datasets.<name>`, and `defaults`", DatasetConfig),
     ("`sampling`", SamplingConfig),
+    ("`filter`", FilterConfig),
+    ("`near_duplicates`", NearDuplicatesConfig),
+    ("`decontaminate`", DecontaminateConfig),
+    ("`evaluation_sets.<name>`", EvaluationSet),
     ("`mix`", MixConfig),
 ]
 WHERE = {

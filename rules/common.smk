@@ -88,6 +88,25 @@ def source_places(wildcards):
     )
 
 
+def evaluation_files(wildcards):
+    """The files of the evaluation sets that the dataset is held against, as source_files has them."""
+    return [
+        str(watched(file, ROOT))
+        for held in STAGES.evaluation_sets(wildcards.dataset).values()
+        for file in held.files
+    ]
+
+
+def evaluation_places(wildcards):
+    """Where they lie, as a JSON object of lists by set."""
+    return json.dumps(
+        {
+            name: [str(locate(file, ROOT)) for file in held.files]
+            for name, held in STAGES.evaluation_sets(wildcards.dataset).items()
+        }
+    )
+
+
 def source_names(wildcards):
     return CONFIG.datasets[wildcards.dataset].files
 

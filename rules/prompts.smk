@@ -6,6 +6,7 @@ rule prompts:
 rule prompts_of_dataset:
     input:
         source_files,
+        evaluation_files,
     output:
         prompts="results/{dataset}/prompts.jsonl.zst",
         report="results/{dataset}/prompts.json",
@@ -18,6 +19,7 @@ rule prompts_of_dataset:
     resources:
         **CODE,
         files=source_places,
+        evaluation=evaluation_places,
     params:
         settings=settings("prompts"),
         names=source_names,
@@ -28,6 +30,7 @@ rule prompts_of_dataset:
         " --plugins {resources.plugins:q}"
         " --files {resources.files:q}"
         " --names {params.names:q}"
+        " --evaluation {resources.evaluation:q}"
         " --out {output.prompts:q}"
         " --report {output.report:q}"
         " --log {log:q}"

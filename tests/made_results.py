@@ -66,6 +66,7 @@ def write_dataset(
         not_taken=1,
         skipped={"no user turn": 2},
         files=[FileReport(name="part-0.jsonl", rows=len(keys) + 3, sha256=SHA)],
+        evaluation=[],
     )
     (folder / "prompts.json").write_bytes(msgspec.json.encode(report))
     write_records(

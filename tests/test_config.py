@@ -84,6 +84,9 @@ def test_an_answer_that_fills_the_context_is_refused_before_anything_runs(loaded
 
 # --- errors -------------------------------------------------------------------------------------------------------
 
+EVALUATION = """evaluation_sets:
+  gsm8k: {source: {name: chat}, files: [x.jsonl]}
+"""
 WRONG: dict[str, tuple[str, str]] = {
     # what: (the config, the line)
     "a misspelt key in a dataset": (
@@ -105,6 +108,22 @@ WRONG: dict[str, tuple[str, str]] = {
     "a misspelt option of a check under defaults": (
         replaced("max_period", "maxperiod"),
         "run.yaml:14: defaults.checks.degenerate.maxperiod: unknown key; did you mean `max_period`?",
+    ),
+    "a script that Unicode has not": (
+        replaced("    rows: 3", "    rows: 3\n    filter: {scripts: [Latin, Klingon]}"),
+        "run.yaml:24: datasets.beta.v2.filter.scripts: Unicode has no script 'Klingon'; names are as in Latin, Cyrillic, Han",
+    ),
+    "a filter that nothing passes": (
+        replaced("    rows: 3", "    rows: 3\n    filter:\n      min_characters: 9\n      max_characters: 8"),
+        "run.yaml:25: datasets.beta.v2.filter.min_characters: 9 is more than max_characters, so nothing fits; lower it",
+    ),
+    "an evaluation set that is not there": (
+        replaced("    rows: 3", "    rows: 3\n    decontaminate: {against: [gsm9k]}") + EVALUATION,
+        "run.yaml:24: datasets.beta.v2.decontaminate.against: no set 'gsm9k' in evaluation_sets; did you mean `gsm8k`?",
+    ),
+    "an evaluation set of no known source": (
+        BASE + EVALUATION.replace("chat", "chatt"),
+        "run.yaml:27: evaluation_sets.gsm8k.source: no source plugin named 'chatt'; did you mean 'chat'?",
     ),
     "a misspelt key in model": (
         replaced("context", "contxt"),
@@ -549,3 +568,16 @@ def test_an_editor_with_the_schema_sees_the_error_too(what: str) -> None:
 
 def test_the_schema_finds_nothing_in_a_right_config() -> None:
     assert validator().is_valid(yaml.safe_load(BASE))
+
+
+def test_the_prompts_of_a_dataset_depend_on_the_evaluation_sets_that_they_are_held_against(
+    loaded: Write,
+) -> None:
+    config = loaded(
+        replaced("    rows: 3", "    rows: 3\n    decontaminate: {against: [gsm8k]}") + EVALUATION
+    )
+    stages = Stages(config)
+    assert stages.plugins("prompts", "beta.v2")[0] == ("source", "chat")
+    (held,) = stages.prompts("beta.v2").evaluation_sets.values()
+    assert held.files == ["x.jsonl"] and held.source["tools"] == "tools", "with the defaults of its source"
+    assert stages.prompts("alpha").evaluation_sets == {}

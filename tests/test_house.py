@@ -41,7 +41,18 @@ FLOORS = [
         "budget",
         "program",
     },
-    {"sources", "engines", "reasoning", "checks", "exporters", "server", "judge", "units", "alarms"},
+    {
+        "sources",
+        "engines",
+        "reasoning",
+        "checks",
+        "exporters",
+        "server",
+        "judge",
+        "units",
+        "alarms",
+        "selection",
+    },
     {"asking", "fleet"},
     {
         "fetch",
@@ -118,7 +129,12 @@ def test_envs_hold_what_their_stages_import() -> None:
     known |= {"pyarrow": "pyarrow", "zstandard": "zstandard", "pluggy": "pluggy", "msgspec": "msgspec"}
     known |= {"jinja2": "jinja2", "gguf": "gguf", "huggingface_hub": "huggingface_hub"}
     known |= {"tokenizers": "tokenizers", "transformers": "transformers"}
-    known |= {"altair": "altair", "datasketch": "datasketch", "vl_convert": "vl-convert-python"}
+    known |= {
+        "altair": "altair",
+        "datasketch": "datasketch",
+        "regex": "regex",
+        "vl_convert": "vl-convert-python",
+    }
     needed = {
         "data": [
             *PACKAGE.glob("*.py"),

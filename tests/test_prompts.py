@@ -17,10 +17,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.config import PromptsSettings
+from eyas.config import (
+    DecontaminateConfig,
+    EvaluationSet,
+    FilterConfig,
+    NearDuplicatesConfig,
+    PromptsSettings,
+)
 from eyas.errors import EyasError
-from eyas.plugins import Conversation, Skip, Source
-from eyas.prompts import PromptsReport, _Sorter, group, opening, prompts
+from eyas.plugins import Conversation, NoOptions, Skip, Source
+from eyas.prompts import (
+    Evaluation,
+    EvaluationReport,
+    FileReport,
+    PromptsReport,
+    _Sorter,
+    group,
+    opening,
+    prompts,
+)
 from eyas.recordfile import read_records
 from eyas.records import Message, Origin, Prompt
 from eyas.sources.glaive import Glaive
@@ -46,23 +61,57 @@ class Plain(Source):
 
 
 def run(
-    folder: Path, *files: list[Row], rows: int | None = None, seed: int = 0, source: type[Source] = Plain
+    folder: Path,
+    *files: list[Row],
+    rows: int | None = None,
+    seed: int = 0,
+    source: type[Source] = Plain,
+    evaluation: dict[str, list[str]] | None = None,
+    **wanted: Any,
 ) -> tuple[list[Prompt], PromptsReport]:
+    """The prompts of `files`. evaluation: questions by set. wanted: settings besides the usual ones."""
     paths = [folder / f"part{n}.jsonl" for n, _ in enumerate(files)]
     for path, content in zip(paths, files, strict=True):
         path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    return run_files(folder, paths, rows, seed, source)
+    evaluations = {}
+    for name, texts in (evaluation or {}).items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in texts))
+        evaluations[name] = Evaluation(Plain(NoOptions()), [folder / f"{name}.jsonl"])
+    return run_files(folder, paths, rows, seed, source, evaluations, **wanted)
 
 
 def run_files(
-    folder: Path, paths: list[Path], rows: int | None, seed: int, source: type[Source]
+    folder: Path,
+    paths: list[Path],
+    rows: int | None,
+    seed: int,
+    source: type[Source],
+    evaluations: dict[str, Evaluation] | None = None,
+    **laid_over: Any,
 ) -> tuple[list[Prompt], PromptsReport]:
+    evaluations = evaluations or {}
+    usual: dict[str, Any] = {
+        "filter": FilterConfig(),
+        "duplicates": "keep",
+        "near_duplicates": None,
+        "decontaminate": DecontaminateConfig(against=sorted(evaluations)) if evaluations else None,
+        "evaluation_sets": {
+            name: EvaluationSet(source={"name": "plain"}, files=[file.name for file in found.files])
+            for name, found in evaluations.items()
+        },
+    }
     wanted = PromptsSettings(
-        dataset="demo", source={"name": source.name}, revision="r1", rows=rows, turns="first", seed=seed
+        dataset="demo",
+        source={"name": source.name},
+        revision="r1",
+        rows=rows,
+        turns="first",
+        seed=seed,
+        **(usual | laid_over),
     )
     out, report = folder / "results/prompts.jsonl.zst", folder / "results/prompts.json"
     names = [path.name for path in paths]
-    returned = prompts(wanted, paths, names, source(source.Options()), out, report)
+    returned = prompts(wanted, paths, names, source(source.Options()), out, report, evaluations)
     assert msgspec.json.decode(report.read_bytes(), type=PromptsReport) == returned
     assert sorted(path.name for path in out.parent.iterdir()) == ["prompts.json", "prompts.jsonl.zst"]
     return list(read_records(out, Prompt)), returned
@@ -148,7 +197,7 @@ def test_a_small_row_count_of_many_keeps_few_on_disk(tmp_path, monkeypatch):
 
     def watched(self, rank, prompt):
         add(self, rank, prompt)
-        held.append(self._database.execute("SELECT count(*) FROM prompts").fetchone()[0])
+        held.append(self.database.execute("SELECT count(*) FROM prompts").fetchone()[0])
 
     monkeypatch.setattr(_Sorter, "add", watched)
     found, _ = run(tmp_path, questions(*map(str, range(500))), rows=10)
@@ -303,6 +352,90 @@ def test_a_full_disk_is_one_clear_sentence_and_leaves_nothing(tmp_path, monkeypa
     with pytest.raises(EyasError, match=r"results: cannot sort .*disk is full\); free disk space"):
         run(tmp_path, questions("a"))
     assert list((tmp_path / "results").iterdir()) == []
+
+
+# --- selection ---------------------------------------------------------------------------------------------------
+
+TALE = "Write a tale of a lighthouse keeper who counts ships at night and one night counts one ship too many please"
+
+
+NEARLY = TALE.replace("please", "now, please")
+EGGS = "How many eggs are left when seven ducks lay two each and a fox takes three?"
+EVERYTHING: dict[str, Any] = {
+    "filter": FilterConfig(min_characters=3, max_characters=200, scripts=["Latin"]),
+    "duplicates": "drop",
+    "near_duplicates": NearDuplicatesConfig(),
+}
+
+
+def test_what_is_left_out_is_counted_by_reason(tmp_path):
+    rows = questions(
+        "hi", "x" * 201, "Почему море солёное?", TALE, TALE, NEARLY, *[f"Solve. {EGGS}"] * 2, "Why is it?"
+    )
+    found, report = run(tmp_path, rows, evaluation={"ducks": ["What else?", EGGS]}, **EVERYTHING)
+    assert report.skipped == {
+        "shorter than min_characters": 1,
+        "longer than max_characters": 1,
+        "too few letters in the scripts asked for": 1,
+        "exact duplicate of an earlier prompt": 2,
+        "near-duplicate of an earlier prompt": 1,
+        "overlaps evaluation set ducks": 1,
+    }
+    assert {prompt.messages[0].content for prompt in found} in ({TALE, "Why is it?"}, {NEARLY, "Why is it?"})
+    (file,) = report.evaluation[0].files
+    digest = hashlib.sha256((tmp_path / "ducks.jsonl").read_bytes()).hexdigest()
+    assert file == FileReport(name="ducks.jsonl", rows=2, sha256=digest)
+    assert report.evaluation == [EvaluationReport(name="ducks", items=2, files=[file])]
+
+
+def test_nothing_is_left_out_unless_it_is_asked_for(tmp_path):
+    rows = questions("hi", "x" * 201, "Почему?", TALE, TALE, NEARLY)
+    assert run(tmp_path, rows)[1].used == 6
+
+
+POOL = [
+    "hi",
+    TALE,
+    NEARLY,
+    f"Solve. {EGGS}",
+    *(f"Question {n} of {n * n} on tides, reefs and lights?" for n in range(6)),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(POOL), min_size=1, max_size=14),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.randoms(),
+)
+def test_a_larger_row_count_keeps_what_a_smaller_one_took_whatever_is_left_out(texts, count, seed, chance):
+    rows = questions("Which one is always fit to be taken?", *texts)
+    with fresh() as folder:
+        everything, whole = run(Path(folder), rows, seed=seed, evaluation={"ducks": [EGGS]}, **EVERYTHING)
+        chance.shuffle(rows)
+        first, report = run(
+            Path(folder), rows, rows=count, seed=seed, evaluation={"ducks": [EGGS]}, **EVERYTHING
+        )
+    assert [prompt.messages for prompt in first] == [prompt.messages for prompt in everything[:count]]
+    assert [prompt.key for prompt in first] == [prompt.key for prompt in everything[:count]]
+    assert len(first) == min(count, len(everything))
+    assert report.skipped.items() <= whole.skipped.items() or report.not_taken
+
+
+def test_an_evaluation_set_without_a_question_is_an_error(tmp_path):
+    with pytest.raises(
+        EyasError, match=r"evaluation set ducks: no usable row in ducks\.jsonl \(1 × first user turn is"
+    ):
+        run(tmp_path, questions("a"), evaluation={"ducks": [" "]})
+
+
+def test_a_row_of_an_evaluation_set_that_does_not_fit_is_named(tmp_path):
+    (tmp_path / "bench.jsonl").write_text('{"q": "a"}\n{"p": "b"}\n')
+    bench = {"bench": Evaluation(Plain(NoOptions()), [tmp_path / "bench.jsonl"])}
+    (tmp_path / "rows.jsonl").write_text('{"q": "a"}\n')
+    with pytest.raises(EyasError, match=r"bench\.jsonl: row 2: no column 'q'"):
+        run_files(tmp_path, [tmp_path / "rows.jsonl"], None, 0, Plain, bench)
 
 
 # --- demo data ---------------------------------------------------------------------------------------------------

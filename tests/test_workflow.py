@@ -414,6 +414,24 @@ def test_one_file_builds_only_what_it_needs_and_identical_prompts_stay_apart(fin
     assert len({row.id for row in rows}) == len({row.primary_id for row in rows}) == 16
 
 
+@plain
+def test_an_evaluation_set_that_changes_rebuilds_the_prompts_that_are_held_against_it(
+    finished: Finished,
+) -> None:
+    run = finished.fresh()
+    run.add_dataset("held", evol_rows("held", 2))
+    run.write_rows("bench", evol_rows("bench", 1))
+    bench = {"source": {"name": "magicoder"}, "files": ["data/bench.jsonl"]}
+    run.config["evaluation_sets"] = {"bench": bench}
+    run.config["datasets"]["held"]["decontaminate"] = {"against": ["bench"]}
+    run.save()
+    assert run.jobs("prompts") == Counter(["prompts_of_dataset held"])
+    run.write_rows("bench", evol_rows("held", 1))
+    assert run.jobs("prompts") == Counter(["prompts_of_dataset held"])
+    told = json.loads((run.folder / "results/held/prompts.json").read_text())
+    assert (told["used"], told["skipped"]) == (1, {"overlaps evaluation set bench": 1})
+
+
 # --- the rules ---------------------------------------------------------------------------------------------------
 
 
