@@ -208,15 +208,16 @@ class Selection:
 
     def take(self, prompt: Prompt) -> Prompt | str:
         """The prompt with its occurrence, or why it is left out."""
-        whole = [sameness(prompt.messages, prompt.tools), prompt.turns]
-        if self._drop and self._count(hashlib.sha256(msgspec.json.encode(whole)).hexdigest()):
-            return EXACT_DUPLICATE
+        same = sameness(prompt.messages, prompt.tools)
+        if self._drop:
+            whole = hashlib.sha256(msgspec.json.encode([same, prompt.turns])).hexdigest()
+            if self._count(whole):
+                return EXACT_DUPLICATE
         if self._evaluation and (name := self._evaluation.overlapping(said_in(prompt))):
             return f"overlaps evaluation set {name}"
         if self._near and self._near.has_alike(prompt):
             return NEAR_DUPLICATE
-        occurrence = self._count(sameness(prompt.messages, prompt.tools))
-        return msgspec.structs.replace(prompt, occurrence=occurrence)
+        return msgspec.structs.replace(prompt, occurrence=self._count(same))
 
 
 def leaves_out(settings: PromptsSettings) -> bool:
