@@ -33,6 +33,8 @@ from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
 if TYPE_CHECKING:
     from eyas.server.lease import Lease
 
+LACKS = "the journal lacks at least the answer to %s; a server is needed"
+
 log = logging.getLogger(__name__)
 
 
@@ -75,7 +77,7 @@ def generate(
             with JournalWriter(paths.journal) as writer:
                 missing = _survey(plan, paths.journal, accepts, progress)
                 if missing:
-                    log.info("the journal lacks at least the answer to %s; a server is needed", missing)
+                    log.info(LACKS, missing)
                     _ask(plan, accepts, access, paths.journal, registry, writer, show)
                 else:
                     log.info("the journal has every answer that is needed; no server is asked")

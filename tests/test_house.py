@@ -70,8 +70,8 @@ FLOORS = [
         "whatif",
     },
     {"report"},
-    {"summary", "plan", "adopt", "verify"},
-    {"cli", "schema", "terminal", "failures"},
+    {"summary", "plan", "adopt", "verify", "failures"},
+    {"cli", "schema", "terminal"},
 ]
 
 
