@@ -19,6 +19,7 @@ import pyarrow as pa
 from eyas.columns import read_columns
 from eyas.config import MixSettings
 from eyas.errors import EyasError
+from eyas.fit import MixFit, mix_fit
 from eyas.recordfile import atomic, scratch
 from eyas.tables import GROUP_ROWS, new_parquet, open_parquet
 from eyas.train import SCHEMA
@@ -39,7 +40,18 @@ class MixReport(msgspec.Struct):
     """mix.json: rows and supervised tokens by side and dataset.
 
     dropped_by_weights: rows that given weights leave out, those of datasets without a weight included.
+    fit: of train.parquet.
     """
+
+    train: dict[str, SideCounts]
+    eval: dict[str, SideCounts]
+    dropped_by_weights: dict[str, SideCounts]
+    fit: MixFit
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """As in MixReport."""
 
     train: dict[str, SideCounts]
     eval: dict[str, SideCounts]
@@ -59,7 +71,7 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
     """Writes both sides and the report. `trains` are the datasets' train.parquet in the order of settings.datasets."""
     brief = {name: _brief(path, settings) for name, path in zip(settings.datasets, trains, strict=True)}
     limits = _limits(settings, brief)
-    counts = MixReport(*({name: SideCounts() for name in settings.datasets} for _ in range(3)))
+    counts = _Counts(*({name: SideCounts() for name in settings.datasets} for _ in range(3)))
     slots = sum(_slots(path) for path in trains)
     with scratch(train) as folder:
         buckets = _Buckets(folder, 1 + slots // BUCKET_TOKENS)
@@ -73,9 +85,10 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
             ):
                 for table in buckets.sorted(side):
                     writer.write_table(table, row_group_size=GROUP_ROWS)
+    result = MixReport(counts.train, counts.eval, counts.dropped_by_weights, mix_fit(train))
     with atomic(report) as temporary:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(counts)) + b"\n")
-    return counts
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    return result
 
 
 def order_hash(seed: int, row_id: str) -> int:
@@ -178,7 +191,7 @@ class _Buckets:
 
 
 def _scatter(
-    name: str, path: Path, rows: _Rows, limit: int | None, buckets: _Buckets, counts: MixReport
+    name: str, path: Path, rows: _Rows, limit: int | None, buckets: _Buckets, counts: _Counts
 ) -> None:
     """Sorts one dataset's rows into the buckets. limit: as in _limits, None for a dataset that gives nothing."""
     start = 0

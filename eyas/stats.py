@@ -20,6 +20,7 @@ from msgspec import Struct
 from eyas.columns import read_columns
 from eyas.config import StatsSettings
 from eyas.errors import EyasError
+from eyas.fit import Fit, fit_of
 from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
 from eyas.records import Outcome
@@ -84,7 +85,7 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
     planned, outcomes, answered, accepted, rejected, failed count units (key, turn, sample). outcome_reasons: per
     status, how often each reason. rejected_for: of the rejected responses; marked_for: of the accepted ones, so what
     marks would cost as reasons to reject. A response with two reasons counts under both.
-    by_length: in powers of two of output tokens. histogram: in quarters of them, without the empty ends.
+    fit: of the accepted responses, as training rows. by_length: in powers of two of output tokens. histogram: in quarters of them, without the empty ends.
     """
 
     dataset: str
@@ -101,6 +102,7 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
     constrained: Tally
     reasoning_states: dict[str, Tally]
     tokens: dict[str, Lengths]
+    fit: Fit
     by_length: list[Bin]
     histogram: list[Bin]
 
@@ -110,7 +112,7 @@ class DatasetStats(Struct, frozen=True, kw_only=True):
 
 
 def stats(
-    settings: StatsSettings, prompts_report: Path, outcomes: Path, verdicts: Path, out: Path
+    settings: StatsSettings, prompts_report: Path, outcomes: Path, verdicts: Path, train: Path, out: Path
 ) -> DatasetStats:
     """Writes stats.json of one dataset to `out`.
 
@@ -119,8 +121,9 @@ def stats(
     prompts = _read_json(prompts_report, PromptsReport)
     ledger = Ledger.of(read_records(outcomes, Outcome))
     table = tabulate(verdicts)
-    balance(settings, ledger, table, prompts, prompts_report, outcomes, verdicts)
-    result = describe(settings, prompts, ledger, table)
+    fit = fit_of(train)
+    balance(settings, ledger, table, prompts, fit, prompts_report, outcomes, verdicts, train)
+    result = describe(settings, prompts, ledger, table, fit)
     with atomic(out) as temporary:
         temporary.write_bytes(
             msgspec.json.format(msgspec.json.encode(result, order="sorted"), indent=2) + b"\n"
@@ -196,9 +199,11 @@ def balance(
     ledger: Ledger,
     table: Verdicts,
     prompts: PromptsReport,
+    fit: Fit,
     prompts_report: Path,
     outcomes: Path,
     verdicts: Path,
+    train: Path,
 ) -> None:
     """Raises EyasError at the first pair of counts that should be equal and are not."""
     frame = table.frame
@@ -219,6 +224,7 @@ def balance(
         ),
         (len(frame), "verdicts exist", table.decided, "are accepted, or rejected for a reason", verdicts),
         (int(frame["output_tokens"].sum()), "output tokens", tokens, "are reasoning or answer", verdicts),
+        (int(frame["accepted"].sum()), "answers are accepted", fit.rows, "are training rows", train),
     ]
     for left, says, right, instead, culprit in equal:
         if left != right:
@@ -270,7 +276,7 @@ def _count(lists: pa.Array, tokens: pa.Array, into: dict[str, list[int]]) -> Non
 
 
 def describe(
-    settings: StatsSettings, prompts: PromptsReport, ledger: Ledger, table: Verdicts
+    settings: StatsSettings, prompts: PromptsReport, ledger: Ledger, table: Verdicts, fit: Fit
 ) -> DatasetStats:
     """The statistics of one dataset whose books balance."""
     frame = table.frame
@@ -297,6 +303,7 @@ def describe(
             kind: Lengths(all=spread(frame[f"{kind}_tokens"]), accepted=spread(accepted[f"{kind}_tokens"]))
             for kind in KINDS
         },
+        fit=fit,
         by_length=bins(frame, parts=1),
         histogram=bins(frame, parts=4),
     )

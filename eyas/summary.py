@@ -88,6 +88,7 @@ def summarise(
         servers={str(server): _rates(rows) for server, rows in everything.groupby("server", observed=True)},
         capacity=capacity(everything, manifests, longest),
         stages=stages(benchmarks, settings.datasets, exports),
+        fit={name: one.fit for name, one in stats.items()},
         mix=read_mix(results / "train" / "mix.json"),
     )
     servers = {server: manifests.get(server) for server in summary.servers}

@@ -8,6 +8,7 @@ rule stats_of_dataset:
         prompts="results/{dataset}/prompts.json",
         outcomes="results/{dataset}/outcomes.jsonl.zst",
         verdicts="results/{dataset}/verdicts.parquet",
+        train="results/{dataset}/train.parquet",
     output:
         "results/{dataset}/stats.json",
     log:
@@ -27,5 +28,6 @@ rule stats_of_dataset:
         " --prompts {input.prompts:q}"
         " --outcomes {input.outcomes:q}"
         " --verdicts {input.verdicts:q}"
+        " --train {input.train:q}"
         " --out {output:q}"
         " --log {log:q}"

@@ -4,15 +4,16 @@ import shutil
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 
 from eyas.config import Stages, load
+from eyas.fit import mix_fit
 from eyas.mix import MixReport, SideCounts
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
-from eyas.records import Message, Origin, Outcome, Prompt, Verdict
-from eyas.tables import new_parquet
+from eyas.records import Message, Origin, Outcome, Prompt, TrainMetadata, TrainRow, Verdict, unit_id
+from eyas.tables import write_table
 from eyas.timing import Timing, TimingWriter
+from eyas.train import SCHEMA
 from eyas.verdicts import write_verdicts
 
 SHA = "ab" * 32
@@ -103,11 +104,29 @@ def write_dataset(
                     used=True,
                 )
             )
-    accepted = [v.key for v in verdicts if v.accepted]
-    table = pa.table({"id": accepted})
-    with new_parquet(folder / "train.parquet", table.schema) as writer:
-        writer.write_table(table)
+    rows = [train_row(folder.name, one) for one in verdicts if one.accepted]
+    write_table(folder / "train.parquet", SCHEMA, rows)
     return folder
+
+
+def train_row(dataset: str, one: Verdict) -> TrainRow:
+    """The training row of an accepted answer; its ids count up."""
+    return TrainRow(
+        id=f"{dataset}/{unit_id(one.key, one.turn, one.sample)}",
+        primary_id=f"{dataset}/{one.key}",
+        input_ids=list(range(one.prompt_tokens + one.output_tokens)),
+        loss_mask=[0] * one.prompt_tokens + [1] * one.output_tokens,
+        metadata=TrainMetadata(
+            dataset=dataset,
+            group="g",
+            request="r",
+            finish="length" if one.truncated else "stop",
+            truncated=one.truncated,
+            constrained=one.constrained,
+            reasoning_tokens=one.reasoning_tokens,
+            answer_tokens=one.answer_tokens,
+        ),
+    )
 
 
 def write_training_set(results: Path) -> list[Path]:
@@ -122,7 +141,8 @@ def write_training_set(results: Path) -> list[Path]:
         write_records(path, [])
     sides = {name: SideCounts(rows=3, supervised_tokens=600) for name in datasets}
     none = {name: SideCounts() for name in datasets}
-    report = MixReport(train=sides, eval=none, dropped_by_weights=none)
+    fit = mix_fit(folder / "train.parquet")
+    report = MixReport(train=sides, eval=none, dropped_by_weights=none, fit=fit)
     (folder / "mix.json").write_bytes(msgspec.json.encode(report))
     return exports
 

@@ -37,6 +37,7 @@ FLOORS = [
         "columns",
         "censoring",
         "speed",
+        "fit",
         "digest",
         "budget",
         "program",

@@ -175,7 +175,8 @@ def test_the_report_counts_rows_and_tokens_by_side_and_dataset(
 ) -> None:
     mixed = made(weights=weights)
     told = json.loads(mixed.out[2].read_text())
-    assert list(told) == ["train", "eval", "dropped_by_weights"]
+    assert list(told) == ["train", "eval", "dropped_by_weights", "fit"]
+    assert told["fit"]["total"]["rows"] == len(mixed.train)
     kept = {*ids(mixed.train), *ids(mixed.eval)}
     dropped = [one for rows in tables.values() for one in rows if one.id not in kept]
     for side, rows in (("train", mixed.train), ("eval", mixed.eval), ("dropped_by_weights", dropped)):

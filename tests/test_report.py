@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def dataset_stats(folder):
-    names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "stats.json")
+    names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "train.parquet", "stats.json")
     return stats(StatsSettings(dataset=folder.name, samples=1), *(folder / name for name in names))
 
 

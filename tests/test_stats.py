@@ -7,13 +7,15 @@ import statistics
 
 import msgspec
 import pytest
-from made_results import verdict, write_dataset
+from made_results import train_row, verdict, write_dataset
 
 from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Outcome
 from eyas.stats import Tally, bin_edges, read_stats, stats
+from eyas.tables import write_table
+from eyas.train import SCHEMA
 from eyas.verdicts import write_verdicts
 
 VERDICTS = [
@@ -36,7 +38,7 @@ def folder(tmp_path):
 
 
 def run(folder, samples=1):
-    names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "stats.json")
+    names = ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "train.parquet", "stats.json")
     return stats(StatsSettings(dataset="B1", samples=samples), *(folder / name for name in names))
 
 
@@ -102,6 +104,12 @@ def test_the_file_is_typed_sorted_and_the_same_every_time(folder):
     assert list(json.loads(text)) == sorted(json.loads(text))
     run(folder)
     assert (folder / "stats.json").read_bytes() == text
+
+
+def test_the_fit_is_that_of_the_accepted_answers(folder):
+    fit = run(folder).fit
+    assert (fit.rows, fit.reasoning_tokens, fit.answer_tokens) == (3, 28, 42)
+    assert fit.coverage == {"16000": 1, "32000": 1} and fit.cuts[0].rows_cut == 0
 
 
 def test_a_dataset_without_answers_has_no_means(tmp_path):
@@ -190,6 +198,10 @@ CASES = {
         ),
         ("200 output tokens", "195 are reasoning or answer"),
     ),
+    "a training row lost": Case(
+        lambda f: write_table(f / "train.parquet", SCHEMA, [train_row("B1", VERDICTS[0])]),
+        ("3 answers are accepted", "1 are training rows", "train.parquet"),
+    ),
 }
 
 
@@ -206,7 +218,7 @@ def test_books_that_do_not_balance_stop_the_run(folder, name):
     assert not (folder / "stats.json").exists()
 
 
-@pytest.mark.parametrize("name", ["prompts.json", "verdicts.parquet"])
+@pytest.mark.parametrize("name", ["prompts.json", "verdicts.parquet", "train.parquet"])
 def test_a_cut_file_is_named(folder, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-9])

@@ -31,7 +31,10 @@ def add_dataset(results, name, verdicts, **options):
     folder = write_dataset(results / name, verdicts, **options)
     stats(
         StatsSettings(dataset=name, samples=1),
-        *(folder / file for file in ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet")),
+        *(
+            folder / file
+            for file in ("prompts.json", "outcomes.jsonl.zst", "verdicts.parquet", "train.parquet")
+        ),
         folder / "stats.json",
     )
     servers = {"server-1": MANIFESTS["server-1"]} if verdicts else {}

@@ -41,7 +41,7 @@ use rule * from eyas{names}
 """
 
 # The jobs of one dataset in order, and what follows any new training rows.
-STAGES = ("prompts_of_dataset", "generate", "validate", "stats_of_dataset", "train_of_dataset")
+STAGES = ("prompts_of_dataset", "generate", "validate", "train_of_dataset", "stats_of_dataset")
 TAIL = Counter({"mix": 1, "export train": 2, "summary": 1})
 
 
@@ -391,8 +391,8 @@ def test_stage_names_are_targets(finished: Finished) -> None:
         "prompts": STAGES[:1],
         "responses": STAGES[:2],
         "verdicts": STAGES[:3],
-        "stats": STAGES[:4],
-        "train": (*STAGES[:3], STAGES[4]),
+        "train": STAGES[:4],
+        "stats": STAGES,
     }
     for target, expected in stages.items():
         jobs = Counter(f"{stage} {name}" for stage in expected for name in ("alpha", "beta", "gamma"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from eyas.fit import Fit
 from eyas.hours import Throughput
 from eyas.mix import MixReport
 from eyas.stats import Tally
@@ -64,6 +65,7 @@ class StageUse(Struct, frozen=True, kw_only=True):
 class Summary(Struct, frozen=True, kw_only=True):
     """summary.json. warnings: sentences, for what nobody may overlook. servers: rates by server-manifest id. capacity: by the
     same, how many requests really ran and what bounds them, in a sentence. stages: those that Snakemake has a benchmark of.
+    fit: how the training rows of each dataset fit a trainer; that of the whole is in `mix`.
     """
 
     warnings: list[str]
@@ -72,4 +74,5 @@ class Summary(Struct, frozen=True, kw_only=True):
     servers: dict[str, Throughput]
     capacity: dict[str, str]
     stages: dict[str, StageUse]
+    fit: dict[str, Fit]
     mix: MixReport

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from eyas.mix import MixReport
 from eyas.report.figures import Part, Summary
+from eyas.report.trainers import tables
 from eyas.report.words import commonest, duration, hours, megabytes, number, percent
 
 
@@ -59,6 +60,9 @@ def markdown(summary: Summary) -> str:
             ),
         ]
     blocks += ["## Training set", mixture(summary.mix)]
+    blocks += ["## Trainer fit"]
+    for sentence, (columns, rows) in tables(summary).items():
+        blocks += [sentence, table(columns, rows)]
     if summary.stages:
         blocks += [
             "## Stages",

@@ -15,6 +15,7 @@ import jinja2
 
 from eyas.report import words
 from eyas.report.figures import Summary
+from eyas.report.trainers import tables
 from eyas.stats import KINDS, Bin, DatasetStats
 
 # The chart's own units; the page scales it to the space there is.
@@ -87,6 +88,7 @@ def render(summary: Summary, stats: Mapping[str, DatasetStats], manifest: Mappin
             "floor": HEIGHT - BOTTOM,
         },
         manifest=manifest,
+        trainers=tables(summary),
     )
 
 

@@ -1,0 +1,75 @@
+"""What a trainer will make of the training set, as tables for page and Markdown alike: heads, and rows of cells."""
+
+from __future__ import annotations
+
+from eyas.fit import DRAFT_VOCABULARIES, Fit
+from eyas.report.figures import Summary
+from eyas.report.words import number, percent
+
+Table = tuple[list[str], list[list[str]]]
+WHOLE = "training set"
+
+
+def tables(summary: Summary) -> dict[str, Table]:
+    """All tables that have rows, each under a sentence that says what it tells."""
+    found = {
+        "A trainer cuts rows at its maximum length, or drops those that are longer.": cuts(summary),
+        "Share of supervised tokens that a draft vocabulary covers: of its own most frequent ids, and of the set's.": coverage(
+            summary
+        ),
+    }
+    return {sentence: table for sentence, table in found.items() if table[1]}
+
+
+def _fits(summary: Summary) -> dict[str, Fit]:
+    return {**summary.fit, WHOLE: summary.mix.fit.total}
+
+
+def cuts(summary: Summary) -> Table:
+    """What each maximum length costs; lengths at which nothing is longer are left out."""
+    heads = [
+        "dataset",
+        "max length",
+        "rows cut",
+        "their tokens",
+        "rows lost",
+        "reasoning lost",
+        "answer lost",
+    ]
+    rows = [
+        [
+            name,
+            number(cut.max_length),
+            number(cut.rows_cut),
+            number(cut.tokens_of_cut),
+            number(cut.rows_lost),
+            _part(cut.reasoning_lost, fit.reasoning_tokens),
+            _part(cut.answer_lost, fit.answer_tokens),
+        ]
+        for name, fit in _fits(summary).items()
+        for cut in fit.cuts
+        if cut.rows_cut
+    ]
+    return heads, rows
+
+
+def coverage(summary: Summary) -> Table:
+    """What draft vocabularies cover of each dataset."""
+    shared = summary.mix.fit.coverage_of
+    heads = ["dataset", "ids", *(f"{size:,} own" for size in DRAFT_VOCABULARIES)]
+    heads += [f"{size:,} of the set" for size in DRAFT_VOCABULARIES]
+    sizes = [str(size) for size in DRAFT_VOCABULARIES]
+    rows = [
+        [
+            name,
+            number(fit.ids),
+            *(percent(fit.coverage[size]) for size in sizes),
+            *(percent(shared.get(name, fit.coverage)[size]) for size in sizes),
+        ]
+        for name, fit in _fits(summary).items()
+    ]
+    return heads, rows
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{number(count)} ({percent(count / whole)})" if count else "0"
