@@ -36,21 +36,21 @@ def tail_exponent(tokens: Floats, ended: Bools, limit: float) -> float:
     return float(np.clip(ends / lived if lived else TAIL_LIGHTEST, TAIL_HEAVIEST, TAIL_LIGHTEST))
 
 
-def draw(tokens: Floats, ended: Bools, limit: float, random: np.random.Generator, draws: int) -> Floats:
-    """Lengths of the answers that have not ended, in their order, shape (draws, how many): each above its tokens so far.
+def reached(tokens: Floats, ended: Bools, limit: float, points: int) -> Floats:
+    """Lengths that the answers which have not ended will reach, in their order, shape (how many, points): `points` equally likely
+    ones for each, above its tokens so far.
 
     tokens: of all answers, so far or in the end. limit: longest possible.
     """
-    had = tokens[~ended]
+    had = tokens[~ended][:, None]
     at, longer = survival(tokens, ended)
     now = np.concatenate([[1.0], longer])[np.searchsorted(at, had, side="right")]
-    # Uniform on the share of answers that are longer than `had`; where it falls on the curve is the length.
-    level = now * random.random((draws, len(had)))
+    # Even steps down the share of answers that are longer than `had`; where each falls on the curve is a length.
+    level = now * (np.arange(points) + 0.5) / points
     which = len(at) - np.searchsorted(longer[::-1], level, side="right")
-    inside = which < len(at)
-    exponent = tail_exponent(tokens, ended, limit)
     start = np.maximum(np.maximum(had, at[-1]), 1.0)
-    rest = np.maximum(longer[-1], 1e-12)
-    beyond = start * (np.minimum(level / rest, 1.0) + 1e-12) ** (-1 / exponent)
-    found = np.where(inside, at[np.minimum(which, len(at) - 1)], beyond)
-    return np.minimum(np.maximum(found, had), limit)
+    share = np.maximum(level / max(longer[-1], 1e-12), 1e-12)
+    beyond = start * share ** (-1 / tail_exponent(tokens, ended, limit))
+    found = np.where(which < len(at), at[np.minimum(which, len(at) - 1)], beyond)
+    lengths: Floats = np.minimum(np.maximum(found, had), limit)
+    return lengths

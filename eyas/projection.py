@@ -3,8 +3,7 @@
 Everything is drawn DRAWS times and told by the 5 %, 95 % and mean of the draws, so parts add up.
 
 Lengths: the pilot's answers get random weights (the Bayesian bootstrap, Rubin 1981), within classes of prompt size
-that are weighted as in all prompts; a few answers' weight goes to the shape that all datasets have in common, since 64
-answers seldom show the tail. Answers that still ran are drawn from those known to be longer (`censoring`).
+that are weighted as in all prompts. Answers that still ran stand for the lengths that they may reach (`censoring`).
 
 Rate: the pilot is a short stretch of a server whose speed drifts over hours. The logarithm of the rate is taken as a
 mean plus an Ornstein-Uhlenbeck process of known size and correlation time, and the mean rate of the run is predicted
@@ -26,8 +25,8 @@ from eyas.hours import FULL_SHARE
 
 DRAWS = 4_000
 CLASSES, CLASS_LEAST = 4, 16  # classes of prompt size, and the answers that each needs
-SHARED = 4.0  # answers' worth of weight for the shape common to all datasets
-SHAPE_POINTS = 16  # by which that shape is told
+WINDOWS_LEAST, WINDOWS_MOST = 10, 600
+OPEN_POINTS = 16  # by which the length of an answer that still ran is told
 NUGGET_LEAST = 0.005  # sd of a window's log rate that is no drift, in windows too few to tell
 LOW, HIGH = 5.0, 95.0  # percentiles of the 90 % interval
 
@@ -195,12 +194,12 @@ def windows_of(started: Floats, finished: Floats, tokens: Floats, seconds: float
     """Windows of replies that were in flight from `started` to `finished`, in Unix s; tokens: output tokens of each.
 
     A reply's tokens count evenly over its time. A window had a queue if on average FULL_SHARE of the most requests were
-    in flight: with a few requests each gap between two of them would undo a stricter rule. A pilot shorter than ten windows gets shorter ones.
+    in flight: with a few requests each gap between two of them would undo a stricter rule. There are WINDOWS_LEAST to WINDOWS_MOST of them.
     """
     begin = started - started.min()
     end = np.maximum(finished - started.min(), begin + 1e-3)
     total = float(end.max())
-    count = max(round(total / seconds), 10)
+    count = int(np.clip(round(total / seconds), WINDOWS_LEAST, WINDOWS_MOST))
     edges = np.linspace(0.0, total, count + 1)
     instants = np.unique(np.concatenate([begin, end, edges]))
     first, last = np.searchsorted(instants, begin), np.searchsorted(instants, end)
@@ -367,7 +366,8 @@ class Lengths:
     accepted_output: Floats
     accepted_prompt: Floats
     cut: Floats
-    sample: Floats  # output tokens of the answers, for the drain
+    sample: Floats  # output tokens that answers may have, for the drain
+    sample_parts: Floats  # of an answer that each of them stands for
 
 
 def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draws: int) -> dict[str, Lengths]:
@@ -377,117 +377,81 @@ def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draw
             raise EyasError(
                 f"{one.dataset}: the pilot has no finished answer; let it run longer, or ask more prompts (plan.prompts)"
             )
-    shape = common_shape(observed)
-    return {one.dataset: _draw(one, shape, random, draws) for one in observed}
+    return {one.dataset: _draw(one, random, draws) for one in observed}
 
 
-def common_shape(observed: Sequence[Observed]) -> Floats:
-    """Output tokens relative to the dataset's geometric mean, over all datasets: means of SHAPE_POINTS equal shares, rising."""
-    ratios = []
-    for one in observed:
-        ended = one.answers.output_tokens[one.answers.ended]
-        logs = np.log(np.maximum(ended, 1.0))
-        ratios.append(np.exp(logs - logs.mean()))
-    shares = np.array_split(np.sort(np.concatenate(ratios)), SHAPE_POINTS)
-    return np.array([share.mean() for share in shares if len(share)])
+@dataclass(frozen=True)
+class _Points:
+    """What a dataset's answers may be like; arrays of one length. parts: of an answer that each point stands for."""
+
+    parts: Floats
+    sizes: Floats
+    prompt: Floats
+    output: Floats
+    reasoning: Floats
+    accepted: Floats
+    cut: Floats
 
 
-def _draw(one: Observed, shape: Floats, random: np.random.Generator, draws: int) -> Lengths:
-    answers = one.answers
-    ended = answers.ended
-    weights = _weights(one, random, draws)
-    seen = answers.output_tokens[ended]
-    accepted_share = float(answers.accepted[ended].mean())
-    reasoning_share = float(answers.reasoning_tokens[ended].sum() / max(seen.sum(), 1.0))
-
-    # Points of the common shape, at this dataset's scale.
-    scale = np.exp(np.log(np.maximum(seen, 1.0)).mean())
-    shaped = np.minimum(shape * scale, one.max_new_tokens)
-    extra = random.standard_gamma(SHARED / len(shaped), (draws, len(shaped))) / len(answers)
-    weights = np.hstack([weights, extra])
-    weights /= weights.sum(axis=1, keepdims=True)
-
-    def values(of_answers: Floats, of_shape: Floats | float) -> Floats:
-        return np.concatenate([of_answers, np.broadcast_to(of_shape, len(shaped))])
-
-    # What an answer that still ran will be is not known; it gets its dataset's shares of its drawn length.
-    output = values(answers.output_tokens, shaped)
-    cut = values(np.where(ended, answers.cut, 0.0), shaped >= one.max_new_tokens)
-    accepted = values(np.where(ended, answers.accepted, accepted_share), accepted_share)
-    reasoning = values(
-        np.where(ended, answers.reasoning_tokens / np.maximum(answers.output_tokens, 1.0), reasoning_share),
-        reasoning_share,
+def _points(one: Observed) -> _Points:
+    """An answer that ended is a point. One that still ran is OPEN_POINTS of the lengths that it may reach, each with the
+    dataset's shares of reasoning and acceptance."""
+    answers, ended = one.answers, one.answers.ended
+    output = answers.output_tokens[ended]
+    reasoning = answers.reasoning_tokens[ended]
+    accepted = answers.accepted[ended].astype(np.float64)
+    reached = censoring.reached(answers.output_tokens, ended, one.max_new_tokens, OPEN_POINTS).ravel()
+    of_open = np.ones_like(reached)
+    return _Points(
+        parts=np.concatenate([np.ones(len(output)), of_open / OPEN_POINTS]),
+        sizes=np.concatenate([answers.sizes[ended], np.repeat(answers.sizes[~ended], OPEN_POINTS)]),
+        prompt=np.concatenate(
+            [answers.prompt_tokens[ended], np.repeat(answers.prompt_tokens[~ended], OPEN_POINTS)]
+        ),
+        output=np.concatenate([output, reached]),
+        reasoning=np.concatenate([reasoning, reached * reasoning.sum() / max(output.sum(), 1.0)]),
+        accepted=np.concatenate([accepted, of_open * accepted.mean()]),
+        cut=np.concatenate([answers.cut[ended], reached >= one.max_new_tokens]),
     )
-    prompts = values(answers.prompt_tokens, float(answers.prompt_tokens.mean()))
+
+
+def _draw(one: Observed, random: np.random.Generator, draws: int) -> Lengths:
+    points = _points(one)
+    weights = _weights(points, one.sizes, random, draws)
     columns = {
-        "prompt": prompts,
-        "output": output,
-        "output_squares": output**2,
-        "reasoning": output * reasoning,
-        "accepted": accepted,
-        "accepted_output": accepted * output,
-        "accepted_prompt": accepted * prompts,
-        "cut": cut,
+        "prompt": points.prompt,
+        "output": points.output,
+        "output_squares": points.output**2,
+        "reasoning": points.reasoning,
+        "accepted": points.accepted,
+        "accepted_output": points.accepted * points.output,
+        "accepted_prompt": points.accepted * points.prompt,
+        "cut": points.cut,
     }
-    means = weights @ np.column_stack(list(columns.values()))
-    open_ones = np.flatnonzero(~ended)
-    if len(open_ones):
-        means += _still_running(one, open_ones, output, accepted, reasoning, prompts, weights, random)
-    # All prompts are known, so the mean of their tokens is only uncertain by tokens per size.
-    ratio = (weights @ prompts) / (weights @ values(answers.sizes, float(answers.sizes.mean())))
-    means[:, 0] = ratio * one.sizes.mean()
-    return Lengths(sample=seen, **dict(zip(columns, means.T, strict=True)))
+    means = dict(zip(columns, (weights @ np.column_stack(list(columns.values()))).T, strict=True))
+    # All prompts' sizes are known, so their tokens are uncertain only by tokens per size.
+    means["prompt"] *= one.sizes.mean() / (weights @ points.sizes)
+    return Lengths(sample=points.output, sample_parts=points.parts, **means)
 
 
-def _still_running(
-    one: Observed,
-    open_ones: npt.NDArray[np.intp],
-    output: Floats,
-    accepted: Floats,
-    reasoning: Floats,
-    prompts: Floats,
-    weights: Floats,
-    random: np.random.Generator,
-) -> Floats:
-    """What the means change by when each answer that still ran has a drawn length instead of the tokens it had."""
-    answers = one.answers
-    drawn = censoring.draw(
-        answers.output_tokens, answers.ended, one.max_new_tokens, random, len(weights)
-    )  # (draws, open)
-    had, of = output[open_ones], weights[:, open_ones]
-    more, squares = drawn - had, drawn**2 - had**2
-    zero = np.zeros(len(weights))
-    return np.column_stack(
-        [
-            zero,
-            (of * more).sum(axis=1),
-            (of * squares).sum(axis=1),
-            (of * more * reasoning[open_ones]).sum(axis=1),
-            zero,
-            (of * more * accepted[open_ones]).sum(axis=1),
-            zero,
-            (of * (drawn >= one.max_new_tokens)).sum(axis=1),
-        ]
-    )
-
-
-def _weights(one: Observed, random: np.random.Generator, draws: int) -> Floats:
-    """Random weights of the answers, shape (draws, n), that sum to 1.
+def _weights(points: _Points, sizes: Floats, random: np.random.Generator, draws: int) -> Floats:
+    """Random weights of the points, shape (draws, points), that sum to 1. sizes: of all prompts.
 
     In each class of prompt size they are those of the Bayesian bootstrap, a little wider so that the variance is that of a
     mean of so few; the classes weigh as in all prompts.
     """
-    answers = one.answers
-    classes = min(CLASSES, len(answers) // CLASS_LEAST)
-    edges = np.quantile(answers.sizes, np.arange(1, classes) / classes) if classes > 1 else np.empty(0)
-    edges = np.unique(edges)
-    of_answer = np.searchsorted(edges, answers.sizes)
-    share = np.bincount(np.searchsorted(edges, one.sizes), minlength=len(edges) + 1) / len(one.sizes)
-    weights = np.empty((draws, len(answers)))
-    for kind in np.unique(of_answer):
-        members = np.flatnonzero(of_answer == kind)
-        few = max(len(members) - 2, 1) / len(members)
-        drawn = random.standard_gamma(few, (draws, len(members)))
+    classes = min(CLASSES, int(points.parts.sum()) // CLASS_LEAST)
+    edges = (
+        np.unique(np.quantile(points.sizes, np.arange(1, classes) / classes)) if classes > 1 else np.empty(0)
+    )
+    of_point = np.searchsorted(edges, points.sizes)
+    share = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
+    weights = np.empty((draws, len(points.sizes)))
+    for kind in np.unique(of_point):
+        members = np.flatnonzero(of_point == kind)
+        parts = points.parts[members]
+        few = max(1 - 2 / parts.sum(), 0.5)
+        drawn = random.standard_gamma(few * parts, (draws, len(members)))
         weights[:, members] = share[kind] * drawn / drawn.sum(axis=1, keepdims=True)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
@@ -592,17 +556,14 @@ def _drain(
     When nothing is left to ask, the running requests end one by one. Their whole lengths are met in proportion to length, and
     what is left of each is a uniform share. leftover: uniform numbers, shape (draws, running).
     """
-    asked = {name: float(part.output.mean()) for name, part in parts.items()}
-    lengths_of = np.concatenate([lengths[name].sample for name in asked])
+    lengths_of = np.concatenate([lengths[name].sample for name in parts])
     weight = np.concatenate(
         [
-            lengths[name].sample
-            * asked[name]
-            / max(lengths[name].sample.sum(), 1.0)
-            / max(len(lengths[name].sample), 1)
-            for name in asked
+            lengths[name].sample_parts / lengths[name].sample_parts.sum() * float(part.responses.mean())
+            for name, part in parts.items()
         ]
     )
+    weight *= lengths_of
     chance = np.cumsum(weight) / weight.sum()
     running = leftover.shape[1]
     which = np.searchsorted(chance, leftover)
