@@ -31,12 +31,14 @@ from eyas.hours import Throughput, throughput
 from eyas.mix import MixReport
 from eyas.plugins import Pool
 from eyas.recordfile import atomic, read_seal
+from eyas.report.examples import examples
 from eyas.report.figures import Part, StageUse, Summary
 from eyas.report.markdown import markdown
 from eyas.report.page import render
-from eyas.report.words import listed, number
-from eyas.stats import DatasetStats, Tally, read_stats
+from eyas.report.words import commonest, listed, number
+from eyas.stats import KINDS, DatasetStats, Tally, read_stats
 from eyas.tables import open_parquet
+from eyas.timeline import timeline
 
 # The files that the manifest lists, by the stage that makes them.
 DATASET_FILES = {
@@ -47,7 +49,8 @@ DATASET_FILES = {
     "train": ("train.parquet",),
 }
 MIX_FILES = ("train.parquet", "eval.parquet", "mix.json")
-TIMING_COLUMNS = ["server", "started", "finished", "prompt_tokens", "output_tokens", "used"]
+TIMING_COLUMNS = ["attempt", "server", "started", "finished", "prompt_tokens", "output_tokens", "used"]
+NO_REPLIES = pd.DataFrame({name: [] for name in TIMING_COLUMNS})
 MANIFEST_FORMAT = 2
 MOST_REASONS = 5  # in a warning
 
@@ -74,30 +77,82 @@ def summarise(
     exports: the exported files of the training set, below `results`. benchmarks: Snakemake's benchmark files; what is
     missing is left out. manifests: server manifests by id. code: code digest of each job, by stage and subject.
     """
-    stats = {name: read_stats(results / name / "stats.json") for name in settings.datasets}
-    timing = {name: read_timing(results / name / "timing.parquet") for name in settings.datasets}
-    budgets = {name: settings.job("generate", name)["budget_tokens"] for name in settings.datasets}
-    parts = {name: part([stats[name]], [timing[name]], [budgets[name]]) for name in settings.datasets}
-    total = part(list(stats.values()), list(timing.values()), list(budgets.values()))
-    everything = pd.concat(timing.values(), ignore_index=True)
-    longest = max(settings.job("generate", name)["sampling"]["max_new_tokens"] for name in settings.datasets)
+    summary, stats = gather(settings, results, exports, benchmarks, manifests, {})
+    manifest = describe(settings, results, exports, _used(summary, manifests), code, stats)
+    _write(out / "summary.json", _json(summary))
+    _write(out / "summary.md", markdown(summary).encode())
+    _write(out / "manifest.json", _json(manifest))
+    _write(out / "report.html", page(settings, results, summary, stats, manifest))
+    return summary
+
+
+def summarise_part(
+    settings: SummarySettings,
+    results: Path,
+    benchmarks: Path,
+    manifests: dict[str, Any],
+    code: dict[str, dict[str, str]],
+    unfinished: dict[str, str],
+    out: Path,
+) -> Summary:
+    """Writes a report of what is finished to `out`, a file; the training set is not.
+
+    unfinished: the datasets to leave out, and how far they are.
+    """
+    summary, stats = gather(settings, results, (), benchmarks, manifests, unfinished)
+    manifest = describe(settings, results, None, _used(summary, manifests), code, stats)
+    _write(out, page(settings, results, summary, stats, manifest))
+    return summary
+
+
+def gather(
+    settings: SummarySettings,
+    results: Path,
+    exports: Sequence[Path],
+    benchmarks: Path,
+    manifests: dict[str, Any],
+    unfinished: dict[str, str],
+) -> tuple[Summary, dict[str, DatasetStats]]:
+    """The numbers of all datasets but the unfinished; without the training set, which needs all, if there are such."""
+    names = [name for name in settings.datasets if name not in unfinished]
+    stats = {name: read_stats(results / name / "stats.json") for name in names}
+    timing = {name: read_timing(results / name / "timing.parquet") for name in names}
+    jobs = [settings.job("generate", name) for name in names]
+    budgets = {name: job["budget_tokens"] for name, job in zip(names, jobs, strict=True)}
+    limits = {name: job["sampling"]["max_new_tokens"] for name, job in zip(names, jobs, strict=True)}
+    parts = {name: part([stats[name]], [timing[name]], [budgets[name]], limits[name]) for name in names}
+    longest = max(limits.values(), default=0)
+    total = part(list(stats.values()), list(timing.values()), list(budgets.values()), longest)
+    everything = pd.concat(timing.values(), ignore_index=True) if timing else NO_REPLIES
     summary = Summary(
-        warnings=warnings(parts, total),
+        warnings=warnings(parts, total) if names else [],
+        unfinished=unfinished,
         datasets=parts,
         total=total,
         servers={str(server): _rates(rows) for server, rows in everything.groupby("server", observed=True)},
         capacity=capacity(everything, manifests, longest),
-        stages=stages(benchmarks, settings.datasets, exports),
+        timeline=timeline(everything, manifests),
+        stages=stages(benchmarks, names, exports),
         fit={name: one.fit for name, one in stats.items()},
-        mix=read_mix(results / "train" / "mix.json"),
+        mix=read_mix(results / "train" / "mix.json") if not unfinished else None,
     )
-    servers = {server: manifests.get(server) for server in summary.servers}
-    manifest = describe(settings, results, exports, servers, code, stats)
-    _write(out / "summary.json", _json(summary))
-    _write(out / "summary.md", markdown(summary).encode())
-    _write(out / "manifest.json", _json(manifest))
-    _write(out / "report.html", render(summary, stats, manifest).encode())
-    return summary
+    return summary, stats
+
+
+def page(
+    settings: SummarySettings,
+    results: Path,
+    summary: Summary,
+    stats: dict[str, DatasetStats],
+    manifest: dict[str, Any],
+) -> bytes:
+    """report.html."""
+    reasons = [reason for reason, _ in commonest(summary.total.rejected_for)]
+    return render(summary, stats, manifest, examples(results, list(stats), reasons)).encode()
+
+
+def _used(summary: Summary, manifests: dict[str, Any]) -> dict[str, Any]:
+    return {server: manifests.get(server) for server in summary.servers}
 
 
 def capacity(replies: pd.DataFrame, manifests: dict[str, Any], max_new_tokens: int) -> dict[str, str]:
@@ -149,21 +204,24 @@ def _rates(timing: pd.DataFrame) -> Throughput:
 
 
 def part(
-    stats: Sequence[DatasetStats], timing: Sequence[pd.DataFrame], budgets: Sequence[int | None]
+    stats: Sequence[DatasetStats],
+    timing: Sequence[pd.DataFrame],
+    budgets: Sequence[int | None],
+    max_new_tokens: int,
 ) -> Part:
     """The datasets in `stats` added up; where they overlapped in time, busy time counts once.
 
     A budget is shown only if every one of them has one.
     """
-    replies = pd.concat(timing, ignore_index=True)
+    replies = pd.concat(timing, ignore_index=True) if timing else NO_REPLIES
     rates = _rates(replies)
     outcomes = count(one.outcomes for one in stats)
     truncated = add(one.finish.get("length", Tally(rows=0, tokens=0)) for one in stats)
     accepted = add(one.accepted for one in stats)
     known = [budget for budget in budgets if budget is not None]
-    budget = sum(known) if len(known) == len(budgets) else None
+    budget = sum(known) if known and len(known) == len(budgets) else None
     reasons = sorted({reason for one in stats for reason in one.rejected_for})
-    tokens = {kind: sum(one.tokens[kind].all.total for one in stats) for kind in stats[0].tokens}
+    tokens = {kind: sum(one.tokens[kind].all.total for one in stats) for kind in KINDS}
     return Part(
         source_rows=sum(one.prompts.rows_read for one in stats),
         prompts=sum(one.prompts.used for one in stats),
@@ -193,6 +251,7 @@ def part(
         truncated=truncated,
         truncated_share=truncated.rows / outcomes["answered"] if outcomes["answered"] else None,
         constrained=sum(one.constrained.rows for one in stats),
+        max_new_tokens=max_new_tokens,
         budget_tokens=budget,
         budget_use=accepted.tokens / budget if budget else None,
         hours=rates.run.seconds / 3600,
@@ -282,13 +341,14 @@ def _use(rows: Sequence[dict[str, str]]) -> StageUse:
 def describe(
     settings: SummarySettings,
     results: Path,
-    exports: Sequence[Path],
+    exports: Sequence[Path] | None,
     servers: dict[str, Any],
     code: dict[str, dict[str, str]],
     stats: dict[str, DatasetStats],
 ) -> dict[str, Any]:
     """All that decided the results, and the results by digest.
 
+    exports: None if there is no training set yet. stats: of the datasets that are finished.
     jobs: settings and code digest of each, by stage and then by dataset, exporter or, for the mix, `train`.
     """
     return {
@@ -298,7 +358,7 @@ def describe(
         "packages": packages(),
         "model": named(settings.job("generate", settings.datasets[0])["model"]),
         "servers": {server: portable(manifest) for server, manifest in servers.items()},
-        "sources": {name: sources(settings, name, stats[name]) for name in settings.datasets},
+        "sources": {name: sources(settings, name, stats[name]) for name in stats},
         "jobs": {
             stage: {
                 subject: {"code": code[stage][subject], "settings": named(settings.job(stage, subject))}
@@ -306,7 +366,7 @@ def describe(
             }
             for stage, subjects in settings.jobs.items()
         },
-        "outputs": outputs(results, settings.datasets, exports),
+        "outputs": outputs(results, list(stats), exports),
     }
 
 
@@ -327,16 +387,17 @@ def sources(settings: SummarySettings, dataset: str, stats: DatasetStats) -> dic
     }
 
 
-def outputs(results: Path, datasets: Sequence[str], exports: Sequence[Path]) -> dict[str, OutputFile]:
-    """Every file of the datasets and of the training set, by its path under `results`."""
+def outputs(results: Path, datasets: Sequence[str], exports: Sequence[Path] | None) -> dict[str, OutputFile]:
+    """Every file of the datasets and of the training set, if there is one, by its path under `results`."""
     made_by = {
         results / name / file: stage
         for name in datasets
         for stage, files in DATASET_FILES.items()
         for file in files
     }
-    made_by |= {results / "train" / file: "mix" for file in MIX_FILES}
-    made_by |= dict.fromkeys(exports, "export")
+    if exports is not None:
+        made_by |= {results / "train" / file: "mix" for file in MIX_FILES}
+        made_by |= dict.fromkeys(exports, "export")
     return {path.relative_to(results).as_posix(): output(path, made_by[path]) for path in sorted(made_by)}
 
 

@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 
 import msgspec
+from helpers import reply
 
 from eyas.config import Stages, load
 from eyas.fit import mix_fit
 from eyas.mix import MixReport, SideCounts
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
-from eyas.records import Message, Origin, Outcome, Prompt, TrainMetadata, TrainRow, Verdict, unit_id
+from eyas.records import Message, Origin, Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict, unit_id
 from eyas.tables import write_table
 from eyas.timing import Timing, TimingWriter
 from eyas.train import SCHEMA
@@ -52,8 +53,12 @@ def write_dataset(
     at_once: int = 2,
     start: float = START,
     server: str = "server-1",
+    said: tuple[str, str, str] = ("Hello", "Let me think.</think>", "It is so."),
 ) -> Path:
-    """All files of one dataset but stats.json. Each answer took `seconds`, `at_once` of them side by side."""
+    """All files of one dataset but stats.json. Each answer took `seconds`, `at_once` of them side by side.
+
+    said: prompt, reasoning and answer of each.
+    """
     folder.mkdir(parents=True)
     answered = [Outcome(key=v.key, turn=v.turn, sample=v.sample, status="answered") for v in verdicts]
     outcomes = [*answered, *others]
@@ -75,7 +80,7 @@ def write_dataset(
         [
             Prompt(
                 key=key,
-                messages=[Message(role="user", content="Hello")],
+                messages=[Message(role="user", content=said[0])],
                 turns=[],
                 tools=[],
                 origin=Origin(source="glaive", revision="abc123", file="part-0.jsonl", row=row),
@@ -86,8 +91,9 @@ def write_dataset(
         ],
     )
     write_records(folder / "outcomes.jsonl.zst", outcomes)
-    # These stages read no responses, only their number.
-    write_records(folder / "responses.jsonl.zst", answered)
+    write_records(
+        folder / "responses.jsonl.zst", [_response(at, one, *said[1:]) for at, one in enumerate(verdicts)]
+    )
     write_verdicts(folder / "verdicts.parquet", verdicts)
     with TimingWriter(folder / "timing.parquet") as timing:
         for at, one in enumerate(verdicts):
@@ -126,6 +132,18 @@ def train_row(dataset: str, one: Verdict) -> TrainRow:
             reasoning_tokens=one.reasoning_tokens,
             answer_tokens=one.answer_tokens,
         ),
+    )
+
+
+def _response(at: int, one: Verdict, reasoning: str, answer: str) -> Response:
+    text = reasoning + answer
+    ends = [len(reasoning)] * one.reasoning_tokens + [len(text)] * one.answer_tokens
+    made = reply(f"r{at}", output_ids=[9] * one.output_tokens, text=text, text_ends=ends)
+    return Response(
+        key=one.key,
+        turn=one.turn,
+        sample=one.sample,
+        **{name: getattr(made, name) for name in made.__struct_fields__},
     )
 
 

@@ -115,7 +115,7 @@ ALL = set(every_digest(stages()))
         ("sources/glaive.py", {"prompts plain"}),
         ("checks/length.py", {"validate plain", "validate budgeted", "generate budgeted"}),
         ("exporters/tokens.py", {"export"}),
-        ("report/page.html.j2", {"summary"}),
+        ("report/report.html.j2", {"summary"}),
         ("records.py", ALL),
         ("engines/llamacpp.py", set()),
         ("server/lease.py", set()),

@@ -65,6 +65,7 @@ FLOORS = [
         "train",
         "export",
         "hours",
+        "timeline",
         "mix",
         "doctor",
         "projection",

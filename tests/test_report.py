@@ -2,21 +2,23 @@
 
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
+from itertools import pairwise
 
-import msgspec
 import pytest
 from made_results import stages, verdict, write_dataset, write_training_set
 
 from eyas.config import StatsSettings
 from eyas.digest import code_digests
 from eyas.records import Outcome
-from eyas.report.page import LEFT, RIGHT, WIDTH, Axis, chart, nice
+from eyas.report import plots
 from eyas.stats import stats
 from eyas.summary import summarise
 
 EVIL = "<script>alert(1)</script>"
-VOID = {"meta", "link", "br", "img", "input", "hr", "line", "rect"}
+HOSTILE = "</pre></script><img src=x onerror=alert(1)><svg/onload=alert(1)>&lt;b&gt; \u2028\u2029\x00\x1b[2J]]>\"'`{{7*7}}"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
@@ -82,7 +84,8 @@ def made(tmp_path_factory):
 def report(root, datasets):
     """The page and the summary of datasets given as verdicts and other outcomes."""
     for name, (verdicts, others) in datasets.items():
-        dataset_stats(write_dataset(root / "results" / name, verdicts, others=tuple(others)))
+        folder = write_dataset(root / "results" / name, verdicts, others=tuple(others), said=(HOSTILE,) * 3)
+        dataset_stats(folder)
     exports = write_training_set(root / "results")
     made = stages({name: {} for name in datasets}, model={"id": EVIL})
     code = json.loads(code_digests(made))
@@ -146,7 +149,7 @@ def test_source_rows_that_were_skipped_are_told_by_reason(page):
 
 
 def test_marks_are_of_what_was_kept(page):
-    marks = {row[0]: row[1] for row in page.table("Marked, and kept")}
+    marks = {row[0]: row[2] for row in page.table("State of the reasoning")}
     assert marks["A"] == f"1 × {EVIL}"
     assert marks["B"] == "–"
 
@@ -178,44 +181,84 @@ def test_links_and_descriptions_lead_somewhere(page):
         assert set(attrs.get("aria-labelledby", "").split()) <= set(ids)
 
 
-def test_tables_and_charts_speak(page):
+def test_tables_speak(page):
+    """Each is named by its caption, its heads say what they head, and a keyboard can scroll it."""
     assert all("scope" in attrs for tag, attrs in page.elements if tag == "th")
+    tables = [tag for tag, _ in page.elements if tag == "table"]
+    captions = [attrs["id"] for tag, attrs in page.elements if tag == "caption"]
+    regions = [attrs for _, attrs in page.elements if attrs.get("role") == "region"]
+    assert len(tables) == len(captions) == len(regions) > 8
+    assert [region["aria-labelledby"] for region in regions] == captions
+    assert all(region["tabindex"] == "0" for region in regions)
+
+
+def test_headings_are_in_order(page):
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_charts_speak(page):
     charts = [attrs for tag, attrs in page.elements if tag == "svg"]
-    assert len(charts) == 2
-    for number, attrs in enumerate(charts, 1):
-        assert attrs["role"] == "img"
-        assert attrs["aria-labelledby"] == f"chart-{number}-title chart-{number}-text"
-    assert "2 accepted and 1 rejected" in page.by_id["chart-1-text"]
-    assert "median 900" in page.by_id["chart-1-text"]
+    assert all(attrs["role"] == "img" for attrs in charts)
+    labels = {attrs["aria-label"] for attrs in charts}
+    (said,) = [label for label in labels if label.startswith("A: ")]
+    assert "2 accepted and 1 rejected" in said and "median 900" in said and "limit 4,096" in said
 
 
-def test_bars_are_as_high_as_their_counts(tmp_path):
-    """Accepted and rejected are drawn on one scale, one on the other, and nothing leaves the frame."""
+def test_a_chart_is_drawn_for_each_width(page):
+    """CSS shows the one that fits; the others are not in the way of a screen reader."""
+    by_label = Counter()
+    for tag, attrs in page.elements:
+        if tag == "svg":
+            size, group = attrs["class"].split()
+            by_label[attrs["aria-label"]] += 1
+            assert size in ("narrow", "middle", "wide") and group in ("only-2", "only-3")
+    assert set(by_label.values()) == {2, 3}
+
+
+def test_every_bar_has_its_numbers(tmp_path):
     lengths = {"a": 0, "b": 5, "c": 5, "d": 70, "e": 70, "f": 70}
     verdicts = [verdict(key, n, reasons=("no",) if key in "cf" else ()) for key, n in lengths.items()]
     one = dataset_stats(write_dataset(tmp_path / "A", verdicts))
-    drawn = chart("A", one, Axis.over(one.histogram))
-    bars = {bar.label.split(" ")[0]: bar for bar in drawn.bars if bar.accepted_height or bar.rejected_height}
-    assert set(bars) == {"0", "5", "64"}
-    assert bars["64"].accepted_height == pytest.approx(2 * bars["5"].accepted_height)
-    assert bars["5"].rejected_height == pytest.approx(bars["0"].accepted_height)
-    assert bars["64"].rejected_y + bars["64"].rejected_height == pytest.approx(bars["64"].accepted_y)
-    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - RIGHT for bar in drawn.bars)
+    (drawing,) = plots.lengths({"A": one}, {"A": 4096})
+    titles = re.findall("<title>(.*?)</title>", drawing.svg)
+    assert Counter(titles) == {
+        "0 to 0 tokens: 1 accepted, 0 rejected": 2,
+        "5 to 5 tokens: 1 accepted, 1 rejected": 4,  # one bar on the other, in two sizes
+        "64 to 79 tokens: 2 accepted, 1 rejected": 4,
+    }
 
 
-def test_labels_of_marks_are_not_cut_at_the_right(tmp_path):
-    """In Chromium on a phone a letter of `mean 1,007` is 8.4 units wide."""
-    one = dataset_stats(write_dataset(tmp_path / "A", [verdict("a", 1007)]))
-    output = one.tokens["output"]
-    for mean in range(40, 2048):
-        spread = msgspec.structs.replace(output.all, mean=mean)
-        tokens = one.tokens | {"output": msgspec.structs.replace(output, all=spread)}
-        for mark in chart("A", msgspec.structs.replace(one, tokens=tokens), Axis(5, 11)).marks:
-            assert mark.anchor == "end" or mark.x + 4 + 8.4 * len(mark.label) <= WIDTH, mark
+@pytest.mark.parametrize("mean", [40, 150, 400, 900, 1400, 1900, 2047])
+def test_labels_of_marks_are_not_cut(tmp_path, mean):
+    """In Chromium a letter of `mean 1,007` is 7 px wide at 12 px."""
+    one = dataset_stats(write_dataset(tmp_path / "A", [verdict("a", 40), verdict("b", 2 * mean - 40)]))
+    (drawing,) = plots.lengths({"A": one}, {"A": 4096})
+    for svg in re.findall("<svg.*?</svg>", drawing.svg, re.DOTALL):
+        width = float(re.search('viewBox="0 0 ([0-9.]+)', svg)[1])
+        left = float(re.search(r'transform="translate\(([0-9.]+),', svg)[1])
+        found = re.findall(
+            r'text-anchor="(start|end)" transform="translate\(([0-9.]+),[^>]*>([a-z]\w+ [0-9,]+)<', svg
+        )
+        assert len(found) == 4
+        for anchor, x, label in found:
+            size = 7 * len(label)
+            assert (left + float(x) + size <= width) if anchor == "start" else float(x) >= size, label
 
 
 @pytest.mark.parametrize(
-    ("count", "top"), [(1, 2), (2, 2), (17, 20), (76, 80), (135, 140), (1001, 1200), (99_999, 100_000)]
+    ("most", "ticks"),
+    [(1, [0, 1]), (2, [0, 1, 2]), (5, [0, 2, 4, 6]), (17, [0, 5, 10, 15, 20]), (4001, [0, 2000, 4000, 6000])],
 )
-def test_axis_tops_are_round_and_even(count, top):
-    assert nice(count) == top
+def test_an_axis_of_counts_has_whole_round_ticks(most, ticks):
+    assert plots.whole_ticks(most) == ticks
+
+
+def test_rejected_answers_can_be_read_and_stay_text(made, page):
+    """Three parts of each: what was asked, the reasoning and the answer, with whatever stands in them."""
+    text, _ = made
+    assert page.by_id["examples"].count("onerror=alert(1)") == 3
+    assert "<img" not in text and "<svg/" not in text and "49" not in page.by_id["examples"]
+    assert text.isprintable() is False and "\x00" not in text and "\x1b" not in text
+    assert "\u2028" not in text, "a browser breaks no line there, an editor does"

@@ -10,12 +10,14 @@ import sys
 import msgspec
 import pytest
 from made_results import SHA, START, stages, verdict, write_dataset, write_training_set
+from markupsafe import Markup
 from pipeline import ROOT, Run, checkout, fake_server
 
 from eyas.config import DATASET_STAGES, StatsSettings, canonical
 from eyas.digest import code_digests
 from eyas.errors import EyasError
 from eyas.records import Outcome
+from eyas.report.charts import Drawing
 from eyas.report.figures import Summary
 from eyas.report.markdown import table
 from eyas.stats import Tally, stats
@@ -39,6 +41,12 @@ def add_dataset(results, name, verdicts, **options):
     )
     servers = {"server-1": MANIFESTS["server-1"]} if verdicts else {}
     (folder / "servers.json").write_text(json.dumps(servers))
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch):
+    """They have tests of their own, and take a second to draw."""
+    monkeypatch.setattr("eyas.report.charts.draw", lambda title, about, *_: Drawing(title, about, Markup()))
 
 
 @pytest.fixture

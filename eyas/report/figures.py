@@ -8,6 +8,7 @@ from eyas.fit import Fit
 from eyas.hours import Throughput
 from eyas.mix import MixReport
 from eyas.stats import Tally
+from eyas.timeline import Timeline
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -17,7 +18,7 @@ class Part(Struct, frozen=True, kw_only=True):
     accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). refused: never
     answered, since the prompt itself cannot be asked; rejected: answered, and a check found fault. …_for: how many for
     which reason. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
-    budget_use: accepted tokens by budget. hours: busy with requests in flight. completions_per_minute,
+    max_new_tokens: the limit of an answer, the highest of several. budget_use: accepted tokens by budget. hours: busy with requests in flight. completions_per_minute,
     tokens_per_second: over the whole run, unused answers included.
     """
 
@@ -46,6 +47,7 @@ class Part(Struct, frozen=True, kw_only=True):
     truncated: Tally
     truncated_share: float | None
     constrained: int
+    max_new_tokens: int
     budget_tokens: int | None
     budget_use: float | None
     hours: float
@@ -63,16 +65,19 @@ class StageUse(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """summary.json. warnings: sentences, for what nobody may overlook. servers: rates by server-manifest id. capacity: by the
-    same, how many requests really ran and what bounds them, in a sentence. stages: those that Snakemake has a benchmark of.
-    fit: how the training rows of each dataset fit a trainer; that of the whole is in `mix`.
+    """summary.json. warnings: sentences, for what nobody may overlook. unfinished: datasets that a partial report has no
+    numbers of, and how far they are. servers: rates by server-manifest id. capacity: by the same, how many requests really ran
+    and what bounds them, in a sentence. stages: those that Snakemake has a benchmark of. fit: how the training rows of each
+    dataset fit a trainer; that of the whole is in `mix`, which is null in a partial report.
     """
 
     warnings: list[str]
+    unfinished: dict[str, str]
     datasets: dict[str, Part]
     total: Part
     servers: dict[str, Throughput]
     capacity: dict[str, str]
+    timeline: Timeline | None
     stages: dict[str, StageUse]
     fit: dict[str, Fit]
-    mix: MixReport
+    mix: MixReport | None

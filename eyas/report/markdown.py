@@ -59,7 +59,8 @@ def markdown(summary: Summary) -> str:
                 ],
             ),
         ]
-    blocks += ["## Training set", mixture(summary.mix)]
+    if summary.mix is not None:
+        blocks += ["## Training set", mixture(summary.mix)]
     blocks += ["## Trainer fit"]
     for sentence, (columns, rows) in tables(summary).items():
         blocks += [sentence, table(columns, rows)]

@@ -22,7 +22,8 @@ def tables(summary: Summary) -> dict[str, Table]:
 
 
 def _fits(summary: Summary) -> dict[str, Fit]:
-    return {**summary.fit, WHOLE: summary.mix.fit.total}
+    whole = {WHOLE: summary.mix.fit.total} if summary.mix is not None else {}
+    return {**summary.fit, **whole}
 
 
 def cuts(summary: Summary) -> Table:
@@ -55,7 +56,7 @@ def cuts(summary: Summary) -> Table:
 
 def coverage(summary: Summary) -> Table:
     """What draft vocabularies cover of each dataset."""
-    shared = summary.mix.fit.coverage_of
+    shared = summary.mix.fit.coverage_of if summary.mix is not None else {}
     heads = ["dataset", "ids", *(f"{size:,} own" for size in DRAFT_VOCABULARIES)]
     heads += [f"{size:,} of the set" for size in DRAFT_VOCABULARIES]
     sizes = [str(size) for size in DRAFT_VOCABULARIES]
