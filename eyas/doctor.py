@@ -10,12 +10,15 @@ import contextlib
 import logging
 import resource
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from eyas.asking import NO_REASONING, PLAIN_PROMPT, prepare
 from eyas.capacity import Lengths, kv_bytes_per_token, running, sentence
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from eyas.server.lease import Lease
 
 ANSWER_TOKENS = 512  # of a dataset's trial answer: enough to see how it begins; a long one is cut
-PATIENCE = 45.0  # s for all trial answers together
+PATIENCE = 40.0  # s for all trial answers together
+WAIT = 10.0  # s for a server at `server.url` to generate; one that Eyas starts itself may take as long as it may in a run
+STOP_TOKENS = 2048  # of the answer to a plain question, where no trial answer has shown the stop id
 SHOWN = 60  # characters of reasoning and of the answer
 # Bytes on disk per output token: journal and responses 7 each, training row, mix and export 4 each, and as much again
 # for prompts and text (measured on 1,400-token answers, tests/bench).
@@ -57,8 +62,12 @@ def examine(stages: Stages, results: Path, engine: Engine) -> Iterator[Finding]:
     from eyas.server.shares import all_lanes
 
     access = stages.access()
+    if access.server.url is not None:
+        wait = min(access.server.start_timeout, WAIT)
+        access = replace(access, server=replace(access.server, start_timeout=wait))
     yield from room_on_disk(stages.config, results)
     yield from open_files(access)
+    yield from lengths(stages.config)
     for warning in engine.warnings(all_lanes(access.server)):
         yield Finding("settings", "warning", warning)
     try:
@@ -118,15 +127,20 @@ def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
             f"how much {', '.join(unbounded)} will write is unknown: they have neither budget_tokens, rows nor prompts yet (snakemake prompts)",
         )
     needed = max(needed, 0)
-    for folder in {_existing(Path(config.journal)), _existing(results)}:
+    folders = [_existing(Path(config.journal)), _existing(results)]
+    for folder in {folder.stat().st_dev: folder for folder in folders}.values():
         free = shutil.disk_usage(folder).free
         state: Literal["ok", "no-go"] = "ok" if free > needed else "no-go"
         remedy = "" if free > needed else "; free space, or lower budget_tokens"
         yield Finding(
             "disk",
             state,
-            f"up to {needed / 1e9:,.3g} GB needed, {free / 1e9:,.3g} GB free in {folder}{remedy}",
+            f"up to {_size(needed)} needed, {_size(free)} free in {folder}{remedy}",
         )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
 def _written(folder: Path) -> int:
@@ -155,6 +169,20 @@ def open_files(access: AccessSettings) -> Iterator[Finding]:
     limit = "no limit" if hard == resource.RLIM_INFINITY else f"the limit is {hard:,}"
     remedy = "" if fits else "; raise `ulimit -n` or lower server.concurrency"
     yield Finding("open files", "ok" if fits else "no-go", f"{ceiling:,} in flight at most, {limit}{remedy}")
+
+
+def lengths(config: Config) -> Iterator[Finding]:
+    """How long an answer may get, and which prompts are too long for that. A server that holds less is refused."""
+    limits: dict[int, list[str]] = {}
+    for name, section in config.datasets.items():
+        limits.setdefault(section.sampling.max_new_tokens, []).append(name)
+    for limit, names in sorted(limits.items()):
+        yield Finding(
+            "lengths",
+            "ok",
+            f"{', '.join(names)}: answers of up to {limit:,} tokens (max_new_tokens) leave {config.model.context - limit:,} "
+            f"of model.context for the prompt; longer prompts are refused",
+        )
 
 
 # --- what the server says and does -------------------------------------------------------------------------------
@@ -197,49 +225,72 @@ def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterato
             "warning",
             f"none yet for {', '.join(without)}, so a plain question is asked instead; run `snakemake prompts` first",
         )
-    answers = asyncio.run(_answers(stages.config, engine, lease, trials))
-    lengths = []
+    began = time.monotonic()
+    answers = asyncio.run(_answers(stages.config, engine, lease, trials, PATIENCE))
+    prompts = []
     reasoned: list[bool] = []
-    stops: set[int] = set()
     for trial, answer in zip(trials, answers, strict=True):
         if isinstance(answer, Completion):
-            lengths.append(len(trial.ids))
-            if isinstance(answer.finish.matched, int):
-                stops.add(answer.finish.matched)
+            prompts.append(len(trial.ids))
         yield _judged(stages, trial, answer, tokenizer, reasoning, reasoned)
     if reasoned and not any(reasoned):
+        # Models do without now and then, so one answer of several that were asked for proves nothing.
         yield Finding(
             "reasoning",
-            "no-go",
+            "no-go" if len(reasoned) > 1 or len(trials) == 1 else "warning",
             "no trial answer has any; check model.reasoning and model.template_options, or set reasoning_required: false",
         )
+    left = PATIENCE - (time.monotonic() - began)
+    if left > 0 and not _stops(answers):
+        with contextlib.suppress(Refused, Reject, Retry):
+            limit = min(STOP_TOKENS, stages.model.context // 2)
+            name = next(iter(stages.config.datasets))
+            plain = _Trial(name, PLAIN_PROMPT, renderer.render(PLAIN_PROMPT), limit)
+            answers += asyncio.run(_answers(stages.config, engine, lease, [plain], left))
+    yield _stop_ids(tokenizer, _stops(answers))
+    yield from _capacity(stages, lease, prompts)
+
+
+def _stops(answers: Iterable[Completion | BaseException | None]) -> set[int]:
+    """The ids with which answers ended by themselves."""
+    matched = [answer.finish.matched for answer in answers if isinstance(answer, Completion)]
+    return {token for token in matched if isinstance(token, int)}
+
+
+def _stop_ids(tokenizer: Tokenizer, seen: set[int]) -> Finding:
     names = {token: text for text, token in tokenizer.added_tokens.items()}
-    if stops:
-        told = ", ".join(f"{token} {names.get(token, '')}".strip() for token in sorted(stops))
-        yield Finding("stop id", "ok", f"answers end with {told}")
-    else:
-        yield Finding("stop id", "warning", f"no trial answer ended by itself within {ANSWER_TOKENS} tokens")
-    yield from _limits(stages, lease, lengths)
+
+    def told(tokens: Iterable[int]) -> str:
+        return ", ".join(f"{token} {names.get(token, '')}".strip() for token in sorted(tokens))
+
+    if seen:
+        return Finding(
+            "stop id", "ok", f"answers end with {told(seen)}; the model stops at {told(tokenizer.stop_ids)}"
+        )
+    return Finding(
+        "stop id",
+        "warning",
+        f"no trial answer ended by itself; the model should stop at {told(tokenizer.stop_ids)}",
+    )
 
 
 async def _answers(
-    config: Config, engine: Engine, lease: Lease, trials: list[_Trial]
+    config: Config, engine: Engine, lease: Lease, trials: list[_Trial], patience: float
 ) -> list[Completion | BaseException | None]:
-    """The completion of each trial, the error it met, or None for one that is still running."""
+    """The completion of each trial, the error it met, or None for one that still runs after `patience` s."""
     import aiohttp
 
     headers = {"Authorization": f"Bearer {lease.key}"} if lease.key else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         tasks = []
+        urls = cycle(lease.manifests)
         for seed, trial in enumerate(trials):
-            sampling = msgspec.structs.replace(
-                config.datasets[trial.dataset].sampling, max_new_tokens=trial.limit
-            )
+            sampling = replace(config.datasets[trial.dataset].sampling, max_new_tokens=trial.limit)
             ask = GenerateRequest(prompt_ids=trial.ids, sampling=sampling, seed=seed)
-            tasks.append(asyncio.create_task(_twice(engine, session, lease.urls[0], ask)))
+            tasks.append(asyncio.create_task(_twice(engine, session, next(urls), ask)))
         if tasks:
-            await asyncio.wait(tasks, timeout=PATIENCE)
+            await asyncio.wait(tasks, timeout=patience)
         found = [_outcome(task) for task in tasks]
         for task in tasks:
             task.cancel()
@@ -324,8 +375,8 @@ def _short(text: str) -> str:
     return flat if len(flat) <= SHOWN else flat[: SHOWN - 1] + "…"
 
 
-def _limits(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
-    """Effective limits and capacity, for the trials' prompts and answers of half the limit."""
+def _capacity(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Finding]:
+    """How many requests will run, for the trials' prompts and answers of a quarter of the limit."""
     pool = lease.capacity()
     if pool is None:
         yield Finding("capacity", "warning", "the server does not tell what its KV cache holds")
@@ -341,7 +392,7 @@ def _limits(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Findin
             max_new_tokens=section.sampling.max_new_tokens,
         )
         found = running(pool, lengths, access.ceiling)
-        told = sentence(pool, lengths, found) + " (answers of a quarter of max_new_tokens assumed)"
+        told = f"{sentence(pool, lengths, found)}. Guessed, for answers of a quarter of max_new_tokens"
         yield Finding(f"capacity{f' of lane {lane}' if lane else ''}", "ok", told)
     yield from _kv_size(stages, lease.manifests[lease.urls[0]], pool)
 

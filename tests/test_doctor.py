@@ -17,8 +17,8 @@ from stage import ENGINE, Stage, fake_server
 
 from eyas import doctor
 from eyas.cli import main
-from eyas.config import ModelConfig
-from eyas.doctor import Finding, examine, open_files, room_on_disk
+from eyas.config import ModelConfig, Stages, load
+from eyas.doctor import Finding, examine, lengths, open_files, room_on_disk
 from eyas.engines.llamacpp import LlamaCpp
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Engine
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.service
 CLOSED = "http://127.0.0.1:9"
 
 
-def findings(stage: Stage, url: str, results: Path | None = None) -> list[Finding]:
+def findings(stage: Stage, url: str | list[str], results: Path | None = None) -> list[Finding]:
     _, _, stages = stage.settings(url)
     section = {key: value for key, value in stages.config.server.engine.items() if key != "name"}
     engine = stages.registry.create("engine", "fake", section, "server.engine", stages.model)
@@ -62,6 +62,62 @@ def test_all_is_well(tmp_path: Path) -> None:
 
 def ids(line: str) -> list[int]:
     return [max(0, token - 3) % 256 for token in json.loads(line)["prompt"]]
+
+
+def test_an_address_where_nothing_generates_is_a_warning_beside_one_that_does(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"])
+    with fake_server(tmp_path) as server:
+        found = findings(stage, [CLOSED, server.url])
+    assert [(one.state, one.text.partition(" ")[0]) for one in found if one.name == "server"] == [
+        ("ok", f"{server.url}:"),
+        ("warning", CLOSED),
+    ]
+    assert reasons(found) == []
+
+
+def test_every_server_gives_a_trial_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def generate(_self: object, _session: object, url: str, _ask: object) -> None:
+        asked.append(url)
+        raise Busy("full")
+
+    run = Run(tmp_path / "run", {"alpha": 1, "beta": 1})
+    with server_of(run) as one, server_of(run) as other:
+        run.config["server"]["url"] = [one, other]
+        monkeypatch.chdir(run.folder)
+        monkeypatch.setattr(LlamaCpp, "generate", generate)
+        stages = Stages(load(run.config))
+        engine = stages.registry.create("engine", "fake", {"model_file": "tiny.gguf"}, "", stages.model)
+        assert isinstance(engine, Engine)
+        assert reasons(list(examine(stages, Path("results"), engine))) == []
+    assert {one, other} == set(asked)
+
+
+def test_a_server_of_somebody_else_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "WAIT", 0.5)
+    (reason,) = reasons(findings(Stage(tmp_path, ["Why?"], server={"start_timeout": 600}), CLOSED))
+    assert f"nothing generated within 0.5 s at {CLOSED} (connection: " in reason
+
+
+def test_the_stop_id_is_looked_for_in_a_longer_answer_where_all_are_cut(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["Why?"], dataset={"sampling": {"max_new_tokens": 3}})
+    with fake_server(tmp_path) as server:
+        found = by_name(findings(stage, server.url))
+        longest = max(len(json.loads(line)["tokens"]) for line in server.lines())
+    assert "length" in found["alpha"].text and longest > 3
+    assert found["stop id"] == Finding(
+        "stop id", "ok", "answers end with 2 <|im_end|>; the model stops at 2 <|im_end|>"
+    )
+
+
+def test_the_longest_prompts_are_told(tmp_path: Path) -> None:
+    (told,) = lengths(Stage(tmp_path, ["Why?"]).settings(CLOSED)[2].config)
+    assert (
+        told.state == "ok"
+        and "alpha: answers of up to 400 tokens" in told.text
+        and "leave 1,648 of" in told.text
+    )
 
 
 def test_without_prompts_a_plain_question_is_asked(tmp_path: Path) -> None:
@@ -268,7 +324,10 @@ def test_the_command(
         Path("run.yaml").write_text(yaml.safe_dump(config))
         assert stage.paths.prompts.exists()
         assert main(["doctor", "--configfile", "run.yaml"]) == 0
-        assert capsys.readouterr().out.endswith("GO\n")
+        told = capsys.readouterr().out
+        assert "\nwarning  prompts: none yet for alpha" in told and told.endswith(
+            "\nGO, with 1 warning above\n"
+        )
         config["model"]["quantisation"] = "Q8_0"
         Path("run.yaml").write_text(yaml.safe_dump(config))
         assert main(["doctor", "--configfile", "run.yaml"]) == 1

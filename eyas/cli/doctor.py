@@ -39,14 +39,15 @@ def run(arguments: argparse.Namespace) -> None:
     section = dict(stages.config.server.engine)
     engine = stages.registry.create("engine", section.pop("name"), section, "server.engine", stages.model)
     assert isinstance(engine, Engine)
-    reasons = []
+    reasons, warnings = [], 0
     keep(stages.access(), ["doctor: it did not finish"])
     for finding in examine(stages, Path("results"), engine):
         head = f"{MARKS[finding.state]:>7}  {finding.name}: "
         print(textwrap.fill(head + finding.text, 118, subsequent_indent=" " * 9), flush=True)
         if finding.state == "no-go":
             reasons.append(f"{finding.name}: {finding.text}")
+        warnings += finding.state == "warning"
     keep(stages.access(), reasons)
     if reasons:
         raise EyasError(f"NO-GO: {len(reasons)} reason{'s' * (len(reasons) > 1)} above")
-    print("GO")
+    print("GO" + (f", with {warnings} warning{'s' * (warnings > 1)} above" if warnings else ""))
