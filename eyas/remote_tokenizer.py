@@ -67,6 +67,9 @@ class Remote:
             return list(self._tokenizer.encode(text, allow_special_tokens=control))
         return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not control))
 
+    def speed_up(self) -> None:
+        """It is as fast as it gets: over tiktoken, as a rule."""
+
     def apply(
         self,
         messages: Sequence[Mapping[str, Any]],

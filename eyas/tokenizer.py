@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,9 @@ from eyas.errors import EyasError
 from eyas.hub import is_hub, model_reference, tokenizer_folder
 from eyas.pieces import Pieces, byte_level
 from eyas.plugins import Reject
+
+if TYPE_CHECKING:
+    from eyas.ranked import Ranked
 
 # Includes what tokenizers lose when they are loaded wrongly: leading spaces, runs of white space, bytes of an emoji.
 AWKWARD_TEXT = "Ünïcödé 漢字 😀👩‍👩‍👧 \t\x00 <b>\r\n\n\n  x = 1;\u2028 the end "
@@ -50,6 +53,8 @@ class Backend(Protocol):
     template: str
 
     def encode(self, text: str, *, control: bool) -> list[int]: ...
+
+    def speed_up(self) -> None: ...
 
     def apply(
         self,
@@ -97,6 +102,10 @@ class HubTokenizer:
         except UnicodeEncodeError:
             raise Reject("text is not valid Unicode") from None
         return self._backend.encode(text, control=control)
+
+    def speed_up(self) -> None:
+        """Takes 0.7 s so that many prompts are encoded sooner, with the same ids."""
+        self._backend.speed_up()
 
     def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """As in Pieces.decode. Raises EyasError for an id that the model does not have."""
@@ -232,7 +241,7 @@ class _Fast:
     def __init__(self, folder: Path) -> None:
         from tokenizers import AddedToken, Tokenizer
 
-        path = folder / "tokenizer.json"
+        self._path = path = folder / "tokenizer.json"
         raw = path.read_bytes()
         try:
             file = msgspec.json.decode(raw, type=_File)
@@ -258,8 +267,17 @@ class _Fast:
         texts = _templates(folder, config)
         self.template = texts.get("default", "")
         self._templates = {name: ChatTemplate(text, self.special_tokens) for name, text in texts.items()}
+        self._ranked: Ranked | None = None
+
+    def speed_up(self) -> None:
+        from eyas.ranked import ranked
+
+        samples = [AWKWARD_TEXT, self.template, AWKWARD_TEXT.join(token.content for token in self.added)]
+        self._ranked = self._ranked or ranked(self._path.read_bytes(), self._whole, self.pieces, samples)
 
     def encode(self, text: str, *, control: bool) -> list[int]:
+        if self._ranked is not None and control and len(text) <= self._ranked.longest:
+            return self._ranked.encode(text)
         tokenizer = self._whole if control else self._plain
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids

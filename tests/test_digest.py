@@ -28,7 +28,7 @@ LATE = {stage: ["eyas.sources.files"] for stage in STAGES}
 LATE["generate"] += ["eyas.asking", "eyas.server.lease"]
 # What only transport modules import.
 BEHIND_TRANSPORT = {"eyas.admission", "eyas.server", "eyas.server.shares", "eyas.server.state"}
-ON_DEMAND = {"eyas.remote_tokenizer"}  # loaded for a tokenizer in Python code alone
+ON_DEMAND = {"eyas.ranked", "eyas.remote_tokenizer"}  # loaded for tokenizers of some kinds alone
 
 
 def stages(*plugins: Path, **budgeted: Any) -> Stages:

@@ -28,6 +28,7 @@ FLOORS = [
         "chat_template",
         "turns",
         "tokenizer",
+        "ranked",
         "remote_tokenizer",
         "render",
         "request",
@@ -130,7 +131,7 @@ def test_envs_hold_what_their_stages_import() -> None:
     }
     known |= {"pyarrow": "pyarrow", "zstandard": "zstandard", "pluggy": "pluggy", "msgspec": "msgspec"}
     known |= {"jinja2": "jinja2", "gguf": "gguf", "huggingface_hub": "huggingface_hub"}
-    known |= {"tokenizers": "tokenizers", "transformers": "transformers"}
+    known |= {"tokenizers": "tokenizers", "transformers": "transformers", "tiktoken": "tiktoken"}
     known |= {
         "altair": "altair",
         "datasketch": "datasketch",
@@ -157,10 +158,11 @@ def test_envs_hold_what_their_stages_import() -> None:
                 "pieces",
             )
         ]
-        + [PACKAGE / f"{name}.py" for name in ("tokenizer", "remote_tokenizer", "fetch")]
+        + [PACKAGE / f"{name}.py" for name in ("tokenizer", "remote_tokenizer", "ranked", "fetch")]
         + [*PACKAGE.glob("server/*.py"), *PACKAGE.glob("engines/*.py")],
     }
     only_asking = {"aiohttp", "requests", "gguf", "urllib3", "huggingface_hub", "tokenizers", "transformers"}
+    only_asking |= {"tiktoken"}
     for env, paths in needed.items():
         text = (ROOT / "envs" / f"{env}.yaml").read_text()
         imported = {

@@ -208,7 +208,9 @@ class Sglang(Engine):
     def _tokenizer(self) -> HubTokenizer:
         from eyas.tokenizer import load_tokenizer
 
-        return load_tokenizer(self.model)
+        tokenizer = load_tokenizer(self.model)
+        tokenizer.speed_up()
+        return tokenizer
 
     def tokenizer(self, url: str, key: str | None) -> HubTokenizer:
         _self_test(Client(url, key, patience=5), self._tokenizer, self._dialects[url.rstrip("/")])
