@@ -193,32 +193,50 @@ class Projection(Struct, frozen=True, kw_only=True):
 def windows_of(started: Floats, finished: Floats, tokens: Floats, seconds: float = 60.0) -> Windows:
     """Windows of replies that were in flight from `started` to `finished`, in Unix s; tokens: output tokens of each.
 
-    A reply's tokens count evenly over its time. A window had a queue if on average FULL_SHARE of the most requests were
-    in flight: with a few requests each gap between two of them would undo a stricter rule. There are WINDOWS_LEAST to WINDOWS_MOST of them.
+    A reply's tokens count evenly over its time. Time with nothing in flight (a night between two sessions) is in no window, though
+    in their hours. A window had a queue if on average FULL_SHARE of the most requests were in flight: with a few requests each gap
+    between two of them would undo a stricter rule. There are WINDOWS_LEAST to WINDOWS_MOST windows; none without replies.
     """
+    if not len(started):
+        none = np.empty(0)
+        return Windows(
+            hours=none,
+            tokens_per_second=none,
+            completions_per_minute=none,
+            running=none,
+            queued=np.empty(0, dtype=bool),
+        )
     begin = started - started.min()
     end = np.maximum(finished - started.min(), begin + 1e-3)
-    total = float(end.max())
-    count = int(np.clip(round(total / seconds), WINDOWS_LEAST, WINDOWS_MOST))
-    edges = np.linspace(0.0, total, count + 1)
-    instants = np.unique(np.concatenate([begin, end, edges]))
-    first, last = np.searchsorted(instants, begin), np.searchsorted(instants, end)
+    instants, where = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    first, last = where[: len(begin)], where[len(begin) :]
+    widths = np.diff(instants)
 
     def in_each(amount: Floats) -> Floats:
         """Sum of `amount` over the replies in flight, for each stretch between instants."""
         size = len(instants)
         return np.cumsum(np.bincount(first, amount, size) - np.bincount(last, amount, size))[:-1]
 
-    widths = np.diff(instants)
     in_flight = np.rint(in_each(np.ones_like(begin)))
-    at = np.searchsorted(instants, edges[:-1])
-    width = total / count
-    running = np.add.reduceat(in_flight * widths, at) / width
+    busy = np.concatenate([[0.0], np.cumsum(widths * (in_flight > 0))])
+    count = int(np.clip(round(busy[-1] / seconds), WINDOWS_LEAST, WINDOWS_MOST))
+    edges, middles = (
+        np.interp(at * busy[-1] / count, busy, instants)
+        for at in (np.arange(count + 1), np.arange(count) + 0.5)
+    )
+
+    def over(amount: Floats) -> Floats:
+        """What a window holds of `amount` per second and reply, by its busy seconds."""
+        so_far = np.concatenate([[0.0], np.cumsum(in_each(amount) * widths)])
+        rate: Floats = np.diff(np.interp(edges, instants, so_far)) / (busy[-1] / count)
+        return rate
+
     speed = 1 / (end - begin)
+    running = over(np.ones_like(begin))
     return Windows(
-        hours=(edges[:-1] + width / 2) / 3600,
-        tokens_per_second=np.add.reduceat(in_each(speed * tokens) * widths, at) / width,
-        completions_per_minute=np.add.reduceat(in_each(speed) * widths, at) / width * 60,
+        hours=middles / 3600,
+        tokens_per_second=over(speed * tokens),
+        completions_per_minute=over(speed) * 60,
         running=running,
         queued=running >= FULL_SHARE * in_flight.max(),
     )

@@ -92,7 +92,7 @@ def served(server: Server, lengths: Lengths, in_flight: int) -> Served:
     found = running(server.pool, lengths, in_flight)
     each = lengths.prompt + lengths.resident
     seconds = server.step.milliseconds(found.about, found.about * each) / 1000 / found.about
-    seconds += lengths.prompt / lengths.output / server.prefill
+    seconds += lengths.prompt / max(lengths.output, 1.0) / server.prefill
     return Served(
         running=found.about,
         tokens_per_second=1 / seconds,

@@ -86,7 +86,7 @@ def step_of(now: Now) -> Step:
     most = float("inf") if now.pool is None else running(now.pool, lengths, now.in_flight).about
     at_once = np.minimum(now.windows.running / now.servers, most)
     # What reading prompts took is no part of a step.
-    reading = lengths.prompt / lengths.output / Server(pool=Pool(tokens=1)).prefill
+    reading = lengths.prompt / max(lengths.output, 1.0) / Server(pool=Pool(tokens=1)).prefill
     seconds = np.maximum(now.servers / np.maximum(now.windows.tokens_per_second, 1e-9) - reading, 1e-9)
     return fit(
         [

@@ -224,4 +224,73 @@ def test_windows_of_replies_have_their_rate_and_know_the_drain() -> None:
     np.testing.assert_allclose(seen.tokens_per_second[~seen.queued], 10)
     np.testing.assert_allclose(seen.running[~seen.queued], 1)
     np.testing.assert_allclose(seen.completions_per_minute[:18], 6)
-    assert seen.hours[0] == 25 / 3600
+    assert seen.hours[0] == pytest.approx(25 / 3600)
+
+
+def test_the_night_between_two_sessions_is_in_no_window() -> None:
+    """Ten replies of 600 s, two at a time; the second half twelve hours later."""
+    started = np.repeat(np.arange(5) * 600.0, 2)
+    started[6:] += 43_200
+    seen = windows_of(started, started + 600, np.full(10, 6_000.0))
+    assert len(seen.hours) == 50
+    np.testing.assert_allclose(seen.tokens_per_second, 20)
+    assert seen.queued.all()
+    assert seen.hours[29] < 0.5 < 12 < seen.hours[30]
+
+
+def test_no_replies_have_no_windows_and_no_rate() -> None:
+    none = windows_of(np.empty(0), np.empty(0), np.empty(0))
+    with pytest.raises(EyasError, match="never kept the server's queue filled"):
+        plan(shared_pilot(), windows=none)
+
+
+def test_with_nothing_accepted_a_budget_takes_every_prompt() -> None:
+    lost = answers(np.full(64, 1_000.0), accepted=np.zeros(64, dtype=bool))
+    told = plan([observed("d", 5_000, lost, budget_tokens=10_000)], drift=STEADY).budgeted
+    assert told is not None
+    assert told.total.responses.low == 5_000
+    assert told.total.acceptance.high == told.total.accepted_tokens.high == 0
+
+
+def test_prompt_sizes_are_those_of_all_prompts() -> None:
+    """Long prompts have long answers and are rarer in the pilot than in the whole: the mean goes by the whole."""
+    sizes = np.tile([100.0, 300.0], 32)
+    pilot = answers(np.where(sizes > 200, 3_000.0, 500.0), sizes=sizes, prompt_tokens=sizes / 4)
+    whole = np.repeat([100.0, 300.0], [1_000, 9_000])
+    one = Observed(dataset="d", sizes=whole, answers=pilot, max_new_tokens=LIMIT)
+    told = plan([one], drift=STEADY).full.total
+    assert told.output_tokens.mean == pytest.approx(1_000 * 500 + 9_000 * 3_000, rel=0.02)
+    # Tokens per character are the same for each prompt, so nothing is uncertain about the prompts.
+    assert told.prompt_tokens.low == pytest.approx(whole.sum() / 4)
+    assert told.prompt_tokens.high == pytest.approx(whole.sum() / 4)
+
+
+def test_a_pilot_of_nearly_all_prompts_leaves_little_open() -> None:
+    lengths = np.random.default_rng(1).permutation(origin())
+    few = plan([observed("d", 100_000, answers(lengths))], drift=STEADY).full.total.output_tokens
+    most = plan([observed("d", 500, answers(lengths))], drift=STEADY).full.total.output_tokens
+    assert (most.high - most.low) / most.mean < 0.2 * (few.high - few.low) / few.mean
+    assert most.low < lengths.mean() * 500 < most.high
+
+
+def test_the_drain_is_there_and_small() -> None:
+    """Fifty requests end one by one: some minutes of a day; with a few hundred prompts it is a good part."""
+    lengths = np.random.default_rng(1).permutation(origin())
+    long, short = (
+        plan([observed("d", rows, answers(lengths[:64]))], drift=STEADY).full for rows in (50_000, 200)
+    )
+    assert 0 < long.drain_hours.mean < 0.01 * long.total.hours.mean
+    assert short.drain_hours.mean > 0.1 * short.total.hours.mean
+    # On a processor each request more slows all others as much, so nothing is lost when they get fewer.
+    even = plan([observed("d", 200, answers(lengths[:64]))], drift=STEADY, machine=Machine(exponent=1.0)).full
+    assert even.drain_hours.mean < 0.05 * short.drain_hours.mean
+
+
+def test_gpu_hours_and_hidden_states() -> None:
+    store = Store(response_bytes=2.0, train_bytes=5.0, hidden_size=7_168)
+    told = plan(shared_pilot(), machine=Machine(gpus=8), store=store).full.total
+    assert told.gpu_hours.mean == pytest.approx(8 * told.hours.mean)
+    assert told.hidden_disk is not None
+    tokens = told.accepted_tokens.mean + told.prompt_tokens.mean  # all are accepted
+    assert told.hidden_disk.mean == pytest.approx(tokens * 7_168 * 4 * 2)
+    assert told.train_disk.mean == pytest.approx(tokens * 5)
