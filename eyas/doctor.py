@@ -92,17 +92,15 @@ def _servers(lease: Lease) -> Iterator[Finding]:
             )
 
 
+TOLD = {
+    **{"engine_version": "{}", "model": "{}", "model_file": "{}", "revision": "revision {}"},
+    **{"quantisation": "{} weights", "weight_dtype": "weights in {}", "kv_dtype": "KV cache in {}"},
+    **{"tp_size": "tp {}", "accelerator": "{}"},
+}
+
+
 def _told(manifest: dict[str, Any]) -> str:
-    names = (
-        "engine_version",
-        "model",
-        "model_file",
-        "quantisation",
-        "weight_dtype",
-        "kv_dtype",
-        "accelerator",
-    )
-    return ", ".join(str(manifest[name]) for name in names if manifest.get(name))
+    return ", ".join(text.format(manifest[name]) for name, text in TOLD.items() if manifest.get(name))
 
 
 # --- what needs no server ----------------------------------------------------------------------------------------
@@ -394,24 +392,20 @@ def _capacity(stages: Stages, lease: Lease, prompts: list[int]) -> Iterator[Find
         found = running(pool, lengths, access.ceiling)
         told = f"{sentence(pool, lengths, found)}. Guessed, for answers of a quarter of max_new_tokens"
         yield Finding(f"capacity{f' of lane {lane}' if lane else ''}", "ok", told)
-    yield from _kv_size(stages, lease.manifests[lease.urls[0]], pool)
+    yield Finding("KV cache", "ok", _kv_cache(stages, lease.manifests[lease.urls[0]], pool))
 
 
-def _kv_size(stages: Stages, manifest: dict[str, Any], pool: Pool) -> Iterator[Finding]:
-    """Bytes of the KV cache, where the model's config.json is at hand."""
+def _kv_cache(stages: Stages, manifest: dict[str, Any], pool: Pool) -> str:
+    """What it holds, and in bytes where the model's config.json is at hand."""
     from eyas.hub import tokenizer_folder
 
+    told = f"holds {pool.tokens:,} tokens"
+    if pool.max_running is not None:
+        told += f" of at most {pool.max_running:,} requests at once"
     if stages.model.tokenizer is None:
-        return
-    path = tokenizer_folder(stages.model.tokenizer) / "config.json"
-    if not path.is_file():
-        return
-    with contextlib.suppress(EyasError):
-        size = kv_bytes_per_token(
-            msgspec.json.decode(path.read_bytes()), stages.model.kv_dtype, manifest.get("tp_size") or 1
-        )
-        yield Finding(
-            "KV cache",
-            "ok",
-            f"{size:,} bytes per token and rank; {pool.tokens:,} tokens are {pool.tokens * size / 2**30:.1f} GiB",
-        )
+        return told
+    with contextlib.suppress(EyasError, OSError):
+        config = msgspec.json.decode((tokenizer_folder(stages.model.tokenizer) / "config.json").read_bytes())
+        size = kv_bytes_per_token(config, stages.model.kv_dtype, manifest.get("tp_size") or 1)
+        told += f": {_size(pool.tokens * size)} on each rank, {size:,} bytes a token"
+    return told

@@ -52,7 +52,7 @@ def test_all_is_well(tmp_path: Path) -> None:
         asked = server.lines()
     assert reasons(found) == []
     told = by_name(found)
-    assert "Q4_1" in told["server"].text
+    assert ", tiny.gguf, Q4_1 weights" in told["server"].text
     # The dataset's own first prompt was asked, and the split of its answer is shown.
     assert any(b"Why is the sky blue?".hex() in bytes(ids(line)).hex() for line in asked)
     assert "of reasoning (closed)" in told["alpha"].text and told["alpha"].state == "ok"
@@ -301,6 +301,7 @@ def test_capacity_is_told_per_lane(tmp_path: Path) -> None:
         found = by_name(findings(stage, server.url))
     assert "300 in flight" in found["capacity of lane long"].text
     assert "decodes at most 64 at once" in found["capacity of lane long"].text
+    assert found["KV cache"].text == f"holds {64 * 4096:,} tokens of at most 64 requests at once"
 
 
 def test_the_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fake_llamacpp import FAULTS, make_model
+from processes import command_lines_with, files_with
 from stage import Served, Stage, fake_server
 
 import eyas.fleet
@@ -193,6 +195,27 @@ def test_a_refused_key_stops_the_run_at_once(tmp_path: Path, monkeypatch: pytest
     ):
         stage.run(server.url)
     assert not server.lines()
+
+
+def test_a_key_is_in_no_file_and_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "the-key-of-somebody-elses-server"
+    monkeypatch.setenv("EYAS_API_KEY", key)  # which the server asks for
+    monkeypatch.setenv("FOREIGN_KEY", key)
+    caplog.set_level(logging.DEBUG)
+    # A deadline of 2 s: stalls end there.
+    server_section = {"api_key_env": "FOREIGN_KEY", "slowest_rate": 400.0, "queue_wait": 1.0}
+    stage = Stage(tmp_path, texts(60), server=server_section)
+    with fake_server(tmp_path, "--delay", "0.2", "--faults", "0.1", "--seed", "2") as server:
+        thread, errors = stage.start(server.url)
+        until(server, 20)
+        meanwhile = files_with(key.encode(), tmp_path)
+        shown = command_lines_with(key.encode())
+        thread.join(timeout=90)
+    assert not thread.is_alive() and not errors and len(stage.responses()) == 60
+    assert meanwhile == files_with(key.encode(), tmp_path) == [] and shown == []
+    assert "attempt 1" in caplog.text and key not in caplog.text
 
 
 # --- another model at the address --------------------------------------------------------------------------------
