@@ -64,16 +64,17 @@ def unfit(prompt: Prompt, wanted: FilterConfig) -> str | None:
 def script_share(text: str, scripts: Sequence[str]) -> float:
     """Share of letters that belong to the Unicode scripts; 1 for a text without letters (a formula fits everywhere)."""
     every, wanted = _letters(tuple(scripts))
-    letters = len(every(text))
-    return len(wanted(text)) / letters if letters else 1.0
+    letters = sum(map(len, every(text)))
+    return sum(map(len, wanted(text))) / letters if letters else 1.0
 
 
 @cache
 def _letters(scripts: tuple[str, ...]) -> tuple[Callable[[str], list[str]], Callable[[str], list[str]]]:
+    """What finds runs of letters, and of letters of these scripts."""
     import regex
 
     either = "".join(rf"\p{{Script={name}}}" for name in scripts)
-    return regex.compile(r"\p{L}").findall, regex.compile(rf"[\p{{L}}&&[{either}]]", regex.V1).findall
+    return regex.compile(r"\p{L}+").findall, regex.compile(rf"[\p{{L}}&&[{either}]]+", regex.V1).findall
 
 
 # --- comparing ---------------------------------------------------------------------------------------------------

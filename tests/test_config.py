@@ -581,3 +581,11 @@ def test_the_prompts_of_a_dataset_depend_on_the_evaluation_sets_that_they_are_he
     (held,) = stages.prompts("beta.v2").evaluation_sets.values()
     assert held.files == ["x.jsonl"] and held.source["tools"] == "tools", "with the defaults of its source"
     assert stages.prompts("alpha").evaluation_sets == {}
+
+
+def test_the_datasets_of_the_readme_are_a_config() -> None:
+    (block,) = re.findall(r"(?s)```yaml\n(datasets:.*?)```", (schema.ROOT / "README.md").read_text())
+    shipped = yaml.safe_load((schema.ROOT / "config.yaml").read_text())
+    sets = {"gsm8k": {"source": {"name": "text"}, "files": ["gsm8k.csv"]}}
+    config = load(shipped | yaml.safe_load(block) | {"evaluation_sets": sets})
+    assert set(config.datasets) == {"mine", "talks"}
