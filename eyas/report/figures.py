@@ -14,7 +14,7 @@ from eyas.timeline import Timeline
 class Part(Struct, frozen=True, kw_only=True):
     """One dataset, or all of them together.
 
-    source_rows = prompts in use + not_taken (beyond the row count) + skipped (not usable). planned, responses,
+    source_rows = prompts in use + not_taken (beyond the row count) + skipped (left out). planned, responses,
     accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). refused: never
     answered, since the prompt itself cannot be asked; rejected: answered, and a check found fault. …_for: how many for
     which reason. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
