@@ -22,6 +22,7 @@ from eyas.report.figures import Summary
 from eyas.report.markdown import table
 from eyas.stats import Tally, stats
 from eyas.summary import named, portable, summarise
+from eyas.timing import Timing, TimingWriter
 
 MANIFESTS = {"server-1": {"engine": "llamacpp", "model_path": "/data/models/tiny.gguf"}, "server-9": {}}
 FILES = ("report.html", "summary.json", "summary.md", "manifest.json")
@@ -117,6 +118,23 @@ def test_it_says_how_many_requests_really_ran_and_what_bound_them(run):
     assert summary.capacity[server].startswith(f"{peak} in flight, about ")
     assert summary.capacity[server] in (run / "out" / "summary.md").read_text()
     assert "200 tokens" in (run / "out" / "report.html").read_text()
+
+
+def test_a_server_that_came_back_with_other_settings_is_told_apart(run):
+    """B's first answer was the last of the old server."""
+    (run / "results/B/timing.parquet").unlink()
+    with TimingWriter(run / "results/B/timing.parquet") as timing:
+        for at, (server, tokens) in enumerate([("server-1", 1000), ("server-9", 500)]):
+            begin = START + 10 + 10 * at
+            numbers = {"started": begin, "finished": begin + 10, "prompt_tokens": 10, "output_tokens": tokens}
+            timing.write(Timing(request=f"r{at}", attempt=1, server=server, used=True, **numbers))
+    summary = summarised(run)
+    paces = {
+        server: (rates.run.seconds, rates.run.tokens_per_second) for server, rates in summary.servers.items()
+    }
+    assert paces == {"server-1": (20, 100), "server-9": (10, 50)}
+    assert list(manifest_of(run)["servers"]) == ["server-1", "server-9"]
+    assert "<code>server-9</code>" in (run / "out/report.html").read_text()
 
 
 def test_parts_add_up_to_the_total(run):
