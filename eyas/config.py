@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 
 from eyas.errors import EyasError
 from eyas.hub import file_reference, files_in, is_hub, model_reference, reference, tokenizer_folder
-from eyas.plugins import Engine, OptionsError, Registry, Rules, registry
+from eyas.plugins import BUILT_IN, Engine, OptionsError, Registry, Rules, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
 LONG_TEXT = (
@@ -685,7 +685,12 @@ def check_settings(found: Registry, name: str, section: Mapping[str, Any], where
     if policy is False:
         policy = "off"  # as YAML 1.1 reads it without quotes
     if policy not in ("reject", "mark", "off"):
-        raise EyasError(f"{where}.policy: {policy!r} is not a policy; use reject, mark or off")
+        why = " (asking again until an answer is short or whole would be rejection sampling)" * (
+            policy == "retry"
+        )
+        raise EyasError(
+            f"{where}.policy: {policy!r} is not a policy{why}; use reject, mark (which keeps and counts) or off"
+        )
     options = found.options("check", name, {k: v for k, v in section.items() if k != "policy"}, where)
     return {"policy": policy, **msgspec.to_builtins(options)}
 
@@ -855,11 +860,13 @@ class SummarySettings(Section, frozen=True):
 
     jobs: by stage and subject (see Stages.jobs), each setting as its place in `values`. Equal values stand once, since
     all jobs must fit one command line and most of them share the model, the checks and a grammar.
+    plugins: of strangers, as far as they decide a result: kind, name, where from, digest.
     """
 
     datasets: list[str]
     jobs: dict[str, dict[str, dict[str, int]]]
     values: list[Any]
+    plugins: list[dict[str, str]]
 
     def job(self, stage: str, subject: str) -> dict[str, Any]:
         """The settings of one job; a text longer than LONG_TEXT is given by its SHA-256."""
@@ -1012,9 +1019,22 @@ class Stages:
             jobs.setdefault(stage, {})[subject] = {
                 key: places.setdefault(_line(settings[key]), len(places)) for key in sorted(settings)
             }
+        used = {one for stage, _, arguments in self.jobs() for one in self.plugins(stage, **arguments)}
+        strangers = [one for kind, name in sorted(used) if (one := self.stranger(kind, name))]
         return SummarySettings(
-            datasets=sorted(self.config.datasets), jobs=jobs, values=[json.loads(text) for text in places]
+            datasets=sorted(self.config.datasets),
+            jobs=jobs,
+            values=[json.loads(text) for text in places],
+            plugins=strangers,
         )
+
+    def stranger(self, kind: str, name: str) -> dict[str, str] | None:
+        """A plugin as the manifest names it, of a file by the file's name alone; None for one of Eyas' own."""
+        found = self.registry.find(kind, name, kind)
+        if found.origin == BUILT_IN:
+            return None
+        origin = Path(found.origin).name if found.origin in self.plugin_files else found.origin
+        return {"kind": kind, "name": name, "from": origin, "digest": found.digest}
 
     def access(self, dataset: str | None = None) -> AccessSettings:
         """How `generate` of a dataset, or `serve`, reaches a server."""

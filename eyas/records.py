@@ -158,6 +158,9 @@ ReasoningState = Literal[
 ]
 
 
+CUT = "cut at the limit"  # what the check `length` says, as a reason or as a mark
+
+
 class Verdict(Record, frozen=True):
     """Whether a response is fit for training, why not, and how many tokens it has of each sort.
 

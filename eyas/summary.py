@@ -28,15 +28,17 @@ from eyas.columns import read_columns
 from eyas.config import DATASET_STAGES, SummarySettings
 from eyas.errors import EyasError
 from eyas.hours import Throughput, throughput
+from eyas.hub import files_in, tokenizer_folder
 from eyas.mix import MixReport
 from eyas.plugins import Pool
 from eyas.recordfile import atomic, read_seal
+from eyas.records import CUT
 from eyas.report.examples import examples
-from eyas.report.figures import Part, StageUse, Summary
+from eyas.report.figures import Adopted, Part, StageUse, Summary
 from eyas.report.markdown import markdown
 from eyas.report.page import render
-from eyas.report.words import commonest, listed, number
-from eyas.stats import KINDS, DatasetStats, Tally, read_stats
+from eyas.report.words import commonest, listed, number, percent
+from eyas.stats import KINDS, Bin, DatasetStats, Tally, read_stats
 from eyas.tables import open_parquet
 from eyas.timeline import timeline
 
@@ -51,7 +53,7 @@ DATASET_FILES = {
 MIX_FILES = ("train.parquet", "eval.parquet", "mix.json")
 TIMING_COLUMNS = ["attempt", "server", "started", "finished", "prompt_tokens", "output_tokens", "used"]
 NO_REPLIES = pd.DataFrame({name: [] for name in TIMING_COLUMNS})
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
 MOST_REASONS = 5  # in a warning
 
 
@@ -116,7 +118,10 @@ def gather(
     """The numbers of all datasets but the unfinished; without the training set, which needs all, if there are such."""
     names = [name for name in settings.datasets if name not in unfinished]
     stats = {name: read_stats(results / name / "stats.json") for name in names}
-    timing = {name: read_timing(results / name / "timing.parquet") for name in names}
+    replies = {name: read_timing(results / name / "timing.parquet") for name in names}
+    # When an adopted answer was asked for is not known, so it is in no rate.
+    files = {server: told["adopted"] for server, told in manifests.items() if "adopted" in (told or {})}
+    timing = {name: rows[~rows["server"].isin(list(files))] for name, rows in replies.items()}
     jobs = [settings.job("generate", name) for name in names]
     budgets = {name: job["budget_tokens"] for name, job in zip(names, jobs, strict=True)}
     limits = {name: job["sampling"]["max_new_tokens"] for name, job in zip(names, jobs, strict=True)}
@@ -131,6 +136,7 @@ def gather(
         total=total,
         servers={str(server): _rates(rows) for server, rows in everything.groupby("server", observed=True)},
         capacity=capacity(everything, manifests, longest),
+        adopted=adopted(list(replies.values()), files),
         timeline=timeline(everything, manifests),
         stages=stages(benchmarks, names, exports),
         fit={name: one.fit for name, one in stats.items()},
@@ -152,7 +158,8 @@ def page(
 
 
 def _used(summary: Summary, manifests: dict[str, Any]) -> dict[str, Any]:
-    return {server: manifests.get(server) for server in summary.servers}
+    seen = sorted([*summary.servers, *(one.server for one in summary.adopted)])
+    return {server: manifests.get(server) for server in seen}
 
 
 def capacity(replies: pd.DataFrame, manifests: dict[str, Any], max_new_tokens: int) -> dict[str, str]:
@@ -171,6 +178,20 @@ def capacity(replies: pd.DataFrame, manifests: dict[str, Any], max_new_tokens: i
         )
         told[str(server)] = sentence(pool, lengths, running(pool, lengths, _rates(rows).peak_in_flight))
     return told
+
+
+def adopted(replies: Sequence[pd.DataFrame], files: Mapping[str, Mapping[str, str]]) -> list[Adopted]:
+    """What was taken from each of `files`, which are by server-manifest id."""
+    found: dict[str, Tally] = {}
+    for rows in replies:
+        of_file = rows[rows["server"].isin(list(files))]
+        for server, tokens in of_file.groupby("server", observed=True)["output_tokens"]:
+            tally = Tally(rows=len(tokens), tokens=int(tokens.sum()))
+            found[str(server)] = add([tally, found.get(str(server), Tally(rows=0, tokens=0))])
+    return [
+        Adopted(server=server, **files[server], rows=tally.rows, tokens=tally.tokens)
+        for server, tally in sorted(found.items())
+    ]
 
 
 def _json(value: Any) -> bytes:
@@ -220,7 +241,6 @@ def part(
     accepted = add(one.accepted for one in stats)
     known = [budget for budget in budgets if budget is not None]
     budget = sum(known) if known and len(known) == len(budgets) else None
-    reasons = sorted({reason for one in stats for reason in one.rejected_for})
     tokens = {kind: sum(one.tokens[kind].all.total for one in stats) for kind in KINDS}
     return Part(
         source_rows=sum(one.prompts.rows_read for one in stats),
@@ -232,10 +252,9 @@ def part(
         responses=outcomes["answered"],
         accepted=accepted.rows,
         rejected=sum(one.rejected.rows for one in stats),
-        rejected_for={
-            reason: add(one.rejected_for[reason] for one in stats if reason in one.rejected_for)
-            for reason in reasons
-        },
+        rejected_for=by_reason([one.rejected_for for one in stats]),
+        marked_for=by_reason([one.marked_for for one in stats]),
+        by_length=add_bins([one.by_length for one in stats]),
         refused=outcomes["refused"],
         refused_for=count(one.outcome_reasons.get("refused", {}) for one in stats),
         failed=outcomes["failed"],
@@ -267,6 +286,23 @@ def add(tallies: Iterable[Tally]) -> Tally:
     return Tally(rows=sum(one.rows for one in terms), tokens=sum(one.tokens for one in terms))
 
 
+def by_reason(tallies: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
+    """The sum of tallies by reason."""
+    reasons = sorted({reason for one in tallies for reason in one})
+    return {reason: add(one[reason] for one in tallies if reason in one) for reason in reasons}
+
+
+def add_bins(parts: Sequence[Sequence[Bin]]) -> list[Bin]:
+    """The sum of bins of the same edges, from the first to the last that is not empty."""
+    found: dict[int, Bin] = {}
+    for one in (one for part in parts for one in part):
+        accepted, rejected = one.accepted, one.rejected
+        if same := found.get(one.low):
+            accepted, rejected = accepted + same.accepted, rejected + same.rejected
+        found[one.low] = Bin(low=one.low, high=one.high, accepted=accepted, rejected=rejected)
+    return [found[low] for low in sorted(found)]
+
+
 def count(counts: Iterable[dict[str, int]]) -> Counter[str]:
     """The sum of counts by name."""
     total = Counter[str]()
@@ -276,10 +312,24 @@ def count(counts: Iterable[dict[str, int]]) -> Counter[str]:
 
 
 def warnings(parts: dict[str, Part], total: Part) -> list[str]:
-    """What nobody may overlook: that a dataset, or the whole run, gives nothing to train on, and why."""
+    """What nobody may overlook: what gives nothing to train on, and why; what it costs to reject cut answers."""
     if not total.accepted:
         return [nothing(total)]
-    return [f"{name}: {nothing(one)}" for name, one in parts.items() if not one.accepted]
+    empty = [f"{name}: {nothing(one)}" for name, one in parts.items() if not one.accepted]
+    costs = [f"{name}: {cost}" for name, one in parts.items() if (cost := cost_of_cutting(one))]
+    return empty + costs
+
+
+def cost_of_cutting(part: Part) -> str | None:
+    """What a policy that rejects answers cut at the limit costs; None if it costs nothing."""
+    cut = part.rejected_for.get(CUT)
+    if cut is None:
+        return None
+    return (
+        f"rejecting answers that are cut at the limit costs {number(cut.rows)} of {number(part.responses)} answers and "
+        f"{number(cut.tokens)} of {number(part.output_tokens)} output tokens ({percent(cut.tokens / part.output_tokens)}), "
+        "and they are the longest. Each of their tokens is the target's own: `checks.length.policy: mark` keeps them"
+    )
 
 
 def nothing(part: Part) -> str:
@@ -351,12 +401,15 @@ def describe(
     exports: None if there is no training set yet. stats: of the datasets that are finished.
     jobs: settings and code digest of each, by stage and then by dataset, exporter or, for the mix, `train`.
     """
+    model = settings.job("generate", settings.datasets[0])["model"]
     return {
         "format": MANIFEST_FORMAT,
         "eyas": importlib.metadata.version("eyas"),
         "python": platform.python_version(),
         "packages": packages(),
-        "model": named(settings.job("generate", settings.datasets[0])["model"]),
+        "model": named(model),
+        "tokenizer": tokenizer(model),
+        "plugins": settings.plugins,
         "servers": {server: portable(manifest) for server, manifest in servers.items()},
         "sources": {name: sources(settings, name, stats[name]) for name in stats},
         "jobs": {
@@ -368,6 +421,19 @@ def describe(
         },
         "outputs": outputs(results, list(stats), exports),
     }
+
+
+def tokenizer(model: Mapping[str, Any]) -> dict[str, str] | None:
+    """SHA-256 of each file of the tokenizer and its chat template; None if they are in the weight file."""
+    if model["tokenizer"] is None:
+        return None
+    folder = tokenizer_folder(model["tokenizer"])
+    return {name: _sha256(folder / name) for name in files_in(folder, code=model["trust_remote_code"])}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def packages() -> dict[str, str]:
@@ -384,6 +450,7 @@ def sources(settings: SummarySettings, dataset: str, stats: DatasetStats) -> dic
         "source": job["source"]["name"],
         "revision": job["revision"],
         "files": [named(msgspec.to_builtins(file)) for file in stats.prompts.files],
+        "evaluation": named(msgspec.to_builtins(stats.prompts.evaluation)),
     }
 
 
@@ -409,9 +476,7 @@ def output(path: Path, stage: str) -> OutputFile:
     elif path.suffix == ".parquet" and stage != "export":  # an exporter's Parquet is its own
         with open_parquet(path) as table:
             rows = table.metadata.num_rows
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return OutputFile(sha256=digest, rows=rows, stage=stage)
+    return OutputFile(sha256=_sha256(path), rows=rows, stage=stage)
 
 
 _FOLDERS = re.compile(r"(?:(?<=^)|(?<=[\s=]))/(?:[^/\s]+/)+")

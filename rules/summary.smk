@@ -13,6 +13,8 @@ rule summary:
         "results/train/eval.parquet",
         "results/train/mix.json",
         exports=EXPORTS,
+        # Their digests are in the manifest.
+        tokenizer=tokenizer_files,
     output:
         json="results/summary/summary.json",
         markdown="results/summary/summary.md",

@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a misspelt policy": (
         replaced("policy: mark", "policy: rejct"),
-        "run.yaml:14: defaults.checks.degenerate.policy: 'rejct' is not a policy; use reject, mark or off",
+        "run.yaml:14: defaults.checks.degenerate.policy: 'rejct' is not a policy; use reject, mark (which keeps and counts) or off",
     ),
     "a misspelt key for the policy": (
         replaced("policy: mark", "polcy: mark"),
@@ -589,3 +589,10 @@ def test_the_datasets_of_the_readme_are_a_config() -> None:
     sets = {"gsm8k": {"source": {"name": "text"}, "files": ["gsm8k.csv"]}}
     config = load(shipped | yaml.safe_load(block) | {"evaluation_sets": sets})
     assert set(config.datasets) == {"mine", "talks"}
+
+
+@pytest.mark.parametrize(("policy", "why"), [("retry", r" \(.*rejection sampling\)"), ("keep", "")])
+def test_a_policy_that_is_not_offered_is_told_what_there_is(loaded: Write, policy: str, why: str) -> None:
+    said = rf"checks\.degenerate\.policy: '{policy}' is not a policy{why}; use reject, mark .* or off"
+    with pytest.raises(EyasError, match=said):
+        loaded(BASE.replace("policy: mark", f"policy: {policy}"))

@@ -17,12 +17,23 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from helpers import answered, digest
+from helpers import answered, digest, journal_entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import EyasError
-from eyas.journal import LABEL, Answered, Journal, JournalWriter, Rendered, Segment, ServerSeen, Unanswered
+from eyas.journal import (
+    LABEL,
+    Answered,
+    AnyEntry,
+    Journal,
+    JournalWriter,
+    Rendered,
+    Segment,
+    ServerSeen,
+    Unanswered,
+)
+from eyas.records import Finish
 
 
 def write(folder: Path, *names: str) -> None:
@@ -76,6 +87,58 @@ def test_every_kind_of_entry_comes_back_as_it_was_written(tmp_path: Path) -> Non
         assert journal.server(digest("d")) == {"engine": "x", "slots": 4}
         assert journal.answered(digest("b")) is None
         assert not journal.has_answer(digest("c"))
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)  # a lone surrogate fits no UTF-8 file
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
+ENTRIES = st.one_of(
+    st.builds(
+        lambda text, prompt, output, end: answered(
+            prompt_ids=prompt, output_ids=output, text=text, text_ends=[len(text)] * len(output), finish=end
+        ),
+        TEXTS,
+        IDS,
+        IDS,
+        st.builds(
+            lambda kind, matched: Finish(type=kind, matched=None if kind == "length" else matched),
+            st.sampled_from(["stop", "length"]),
+            st.none() | st.integers(0, 2**31 - 1) | TEXTS,
+        ),
+    ),
+    st.builds(
+        Unanswered, request=st.just(digest("b")), status=st.sampled_from(["refused", "failed"]), reason=TEXTS
+    ),
+    st.builds(Rendered, render=st.just(digest("c")), ids=st.none() | IDS, refusal=st.none() | TEXTS),
+    st.builds(
+        ServerSeen,
+        id=st.just(digest("d")),
+        manifest=st.dictionaries(
+            TEXTS, TEXTS | st.integers(-(2**53), 2**53) | st.lists(st.booleans()), max_size=3
+        ),
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ENTRIES, max_size=6))
+def test_whatever_an_entry_holds_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[AnyEntry]
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    with JournalWriter(folder) as writer:
+        for entry in entries:
+            writer.append(entry)
+    first: dict[type, AnyEntry] = {}
+    for entry in entries:
+        first.setdefault(type(entry), entry)
+    with Journal(folder) as journal:
+        assert journal.answered(digest("a")) == first.get(Answered)
+        assert journal.unanswered(digest("b")) == first.get(Unanswered)
+        assert journal.rendered(digest("c")) == first.get(Rendered)
+        seen = first.get(ServerSeen)
+        assert journal.server(digest("d")) == (seen.manifest if isinstance(seen, ServerSeen) else None)
+    written = b"".join(path.read_bytes() for path in sorted(folder.glob("*.zst")))
+    assert list(journal_entries(written)) == entries, "to any reader"
 
 
 def test_a_segment_is_plain_json_lines_to_any_zstd_tool(tmp_path: Path) -> None:

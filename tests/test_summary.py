@@ -276,6 +276,95 @@ def test_reasons_stand_in_the_tables_each_under_its_own_word(run):
     ]
 
 
+def test_what_marks_would_cost_and_acceptance_by_length_are_told(run):
+    verdicts = [
+        verdict("a", 100, marks=["cut at the limit"], truncated=True),
+        verdict("b", 120, marks=["cut at the limit", "too loud"]),
+        verdict("c", 900, reasons=("no reasoning",), marks=["too loud"]),
+        verdict("d", 40),
+    ]
+    add_dataset(run / "results", "C", verdicts)
+    summary = summarised(run, budgets(A=None, B=None, C=None))
+    one = summary.datasets["C"]
+    marks = {"cut at the limit": Tally(rows=2, tokens=220), "too loud": Tally(rows=1, tokens=120)}
+    assert one.marked_for == summary.total.marked_for == marks, "of accepted answers alone"
+    assert [(b.low, b.high, b.accepted, b.rejected) for b in one.by_length if b.accepted + b.rejected] == [
+        (32, 64, 1, 0),
+        (64, 128, 2, 0),
+        (512, 1024, 0, 1),
+    ]
+    total = {b.low: (b.accepted, b.rejected) for b in summary.total.by_length}
+    assert (total[64], total[512]) == ((3, 0), (1, 1))
+    assert [b.low for b in summary.total.by_length] == [32, 64, 128, 256, 512]
+    text = (run / "out" / "summary.md").read_text()
+    assert re.search(
+        r"## Marked: .*\n\n.*\n.*\n\| cut at the limit \| +2 \| +220 \|\n\| too loud +\| +1 \|", text
+    )
+    assert re.search(r"## Acceptance by length\n\n.*\n.*\n\| 32 to 63 +\| +1 \| +100.0% \|", text)
+    assert "Acceptance by length" in (run / "out/report.html").read_text()
+
+
+def test_a_policy_that_rejects_cut_answers_says_what_it_costs(run):
+    verdicts = [verdict("a", 100), verdict("b", 300, reasons=("cut at the limit",), truncated=True)]
+    add_dataset(run / "results", "C", verdicts)
+    (warning,) = summarised(run, budgets(A=None, B=None, C=None)).warnings
+    assert warning.startswith(
+        "C: rejecting answers that are cut at the limit costs 1 of 2 answers and 300 of 400 output tokens (75.0%), "
+    )
+    assert "`checks.length.policy: mark` keeps them" in warning
+
+
+def test_adopted_answers_are_told_of_and_are_in_no_rate(run):
+    before = summarised(run)
+    add_dataset(
+        run / "results", "C", [verdict("a", 70), verdict("b", 7)], server="server-2", start=0.0, seconds=0.0
+    )
+    adopted = {"file": "other.jsonl", "sha256": SHA}
+    made = stages(budgets(A=None, B=None, C=None))
+    summary = summarise(
+        made.summary(),
+        run / "results",
+        sorted((run / "results/train/exports/tokens").glob("*.jsonl.zst")),
+        run / "logs" / "benchmarks",
+        {**MANIFESTS, "server-2": {"adopted": adopted}},
+        json.loads(code_digests(made)),
+        run / "out",
+    )
+    assert summary.total.throughput == before.total.throughput
+    assert summary.servers == before.servers
+    assert summary.total.responses == before.total.responses + 2
+    assert [msgspec.to_builtins(one) for one in summary.adopted] == [
+        {"server": "server-2", **adopted, "rows": 2, "tokens": 77}
+    ]
+    line = "Adopted from other.jsonl (abababab): 2 answers, 77 output tokens."
+    assert line in (run / "out" / "summary.md").read_text()
+    assert "other.jsonl" in (run / "out" / "report.html").read_text()
+    manifest = json.loads((run / "out" / "manifest.json").read_bytes())
+    assert manifest["servers"]["server-2"] == {"adopted": adopted}
+
+
+def test_the_manifest_has_the_tokenizers_files_and_the_plugins_of_strangers(run, monkeypatch):
+    assert manifest_of(run)["tokenizer"] is None, "it is in the weight file"
+    monkeypatch.chdir(run)
+    (run / "tiny").mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "model.safetensors"):
+        (run / "tiny" / name).write_text(name)
+    (run / "mine.py").write_text(
+        "from eyas import hookimpl\nfrom eyas.plugins import Check\n\n"
+        "class Mine(Check):\n    name = 'mine'\n    def faults(self, response, split):\n        return []\n\n"
+        "@hookimpl\ndef register_checks(register):\n    register(Mine)\n"
+    )
+    model = {"id": "org/tiny", "tokenizer": "tiny", "reasoning": {"name": "tags"}}
+    manifest = manifest_of(run, model=model, plugins=[str(run / "mine.py")])
+    assert manifest["tokenizer"] == {
+        name: hashlib.sha256(name.encode()).hexdigest() for name in ("chat_template.jinja", "tokenizer.json")
+    }
+    digest = hashlib.sha256((run / "mine.py").read_bytes()).hexdigest()[:16]
+    assert manifest["plugins"] == [{"kind": "check", "name": "mine", "from": "mine.py", "digest": digest}]
+    off = {name: {"budget_tokens": 1, "checks": {"mine": {"policy": "off"}}} for name in "AB"}
+    assert manifest_of(run, off, plugins=[str(run / "mine.py")])["plugins"] == [], "it decides nothing"
+
+
 def test_summary_json_reads_back_typed(run):
     summary = summarised(run)
     read = msgspec.json.decode((run / "out" / "summary.json").read_bytes(), type=Summary)
@@ -314,6 +403,7 @@ def test_the_manifest_names_what_made_every_output(run):
         "source": "glaive",
         "revision": "abc123",
         "files": [{"name": "part-0.jsonl", "rows": 9, "sha256": SHA}],
+        "evaluation": [],
     }
     outputs = manifest["outputs"]
     assert outputs["A/outcomes.jsonl.zst"]["rows"] == 6

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from helpers import digest, prompt, response
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eyas.config import TrainSettings
 from eyas.errors import EyasError
@@ -76,6 +78,37 @@ def test_a_row_is_prompt_and_output_with_a_mask_over_exactly_the_output(tmp_path
         )
     ]
     assert sum(rows[0].loss_mask) == rows[0].metadata.reasoning_tokens + rows[0].metadata.answer_tokens
+
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(IDS, IDS, st.booleans()), max_size=8))
+def test_mask_and_ids_are_aligned_whatever_was_said(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[list[int], list[int], bool]]
+) -> None:
+    answers = [
+        response(f"k{n}", name=str(n), prompt_ids=asked, output_ids=said, text_ends=[0] * len(said))
+        for n, (asked, said, _) in enumerate(drawn)
+    ]
+    rows = made(
+        tmp_path_factory.mktemp("train"),
+        [prompt(answer.key) for answer in answers],
+        answers,
+        [
+            verdict(answer) if good else rejected(answer)
+            for answer, (_, _, good) in zip(answers, drawn, strict=True)
+        ],
+    )
+    kept = [(asked, said) for asked, said, good in drawn if good]
+    assert len(rows) == len(kept)
+    for row, (asked, said) in zip(rows, kept, strict=True):
+        assert row.input_ids == asked + said
+        assert len(row.loss_mask) == len(row.input_ids)
+        assert set(row.loss_mask) <= {0, 1}
+        assert [token for token, bit in zip(row.input_ids, row.loss_mask, strict=True) if bit] == said
+        assert row.loss_mask == sorted(row.loss_mask), "the answer follows the prompt, whole"
 
 
 def test_what_became_of_an_answer_travels_with_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from replies import response
+from replies import END, response
 
 from eyas import verdicts
 from eyas.config import ValidateSettings, check_settings, plugin
@@ -90,6 +90,113 @@ def test_policy_decides_what_a_fault_means(
 ) -> None:
     verdict = judge(response(["a"]), {"reasoning": {"policy": policy}})
     assert (verdict.accepted, verdict.reasons, verdict.marks) == (accepted, reasons, marks)
+
+
+OPENED = {**TAGS, "opened_by_prompt": True}
+LOOP = ["Wait, ", "let me ", "check ", "that ", "again.", "\n"]
+# Number in shared/facts/pains.md: tokens, whether cut, reasoning, state, reasons, marks.
+PAINS: dict[str, tuple[list[str | bytes], bool, dict[str, Any], str, list[str], list[str]]] = {
+    "A1 the prompt opened it, the answer only closes": (
+        ["a", "</think>", "b"],
+        False,
+        OPENED,
+        "closed",
+        [],
+        [],
+    ),
+    "A2, A3, A15 nobody saw reasoning": (["b"], False, TAGS, "none", ["no reasoning"], []),
+    "A5 a call closes it": (["a", "<call>", "{}"], False, OPENED, "closed_by_tool", [], []),
+    "A6 cut inside it is no empty answer": (
+        ["a", "b"],
+        True,
+        OPENED,
+        "truncated_in_reasoning",
+        [],
+        ["cut at the limit"],
+    ),
+    "A8 closed, and nothing said": (["a", "</think>", "\n\n"], False, OPENED, "closed", ["empty answer"], []),
+    "A11 emptied": (["<think>", "\n", "</think>", "b"], False, TAGS, "empty", ["empty reasoning"], []),
+    "A14 a second opening": (
+        ["<think>", "a", "<think>", "c", "</think>", "b"],
+        False,
+        TAGS,
+        "stray_open",
+        ["reasoning opened twice"],
+        [],
+    ),
+    "A closed twice": (
+        ["a", "</think>", "b", "</think>", "c"],
+        False,
+        OPENED,
+        "double_close",
+        ["reasoning closed twice"],
+        [],
+    ),
+    "A reopened": (
+        ["a", "</think>", "b", "<think>", "c", "</think>", "d"],
+        False,
+        OPENED,
+        "reopened",
+        ["reasoning reopened"],
+        [],
+    ),
+    "A stopped inside it": (["a", "b"], False, OPENED, "unclosed", ["reasoning never closed"], []),
+    "B25 control token as text stays text": (
+        ["a", "</think>", "<|im_end|>"],
+        False,
+        OPENED,
+        "closed",
+        [],
+        [],
+    ),
+    "C30 a loop to the limit, inside reasoning": (
+        ["a ", *LOOP * 60],
+        True,
+        OPENED,
+        "truncated_in_reasoning",
+        ["repeats with a short period"],
+        ["cut at the limit"],
+    ),
+    "C30 a loop in the answer": (
+        ["a", "</think>", *LOOP * 60],
+        False,
+        OPENED,
+        "closed",
+        ["repeats with a short period"],
+        [],
+    ),
+    "C31 garbled": (
+        ["a", "</think>", b"\xff\xfe", "b"],
+        False,
+        OPENED,
+        "closed",
+        ["undecodable bytes in the answer"],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("pain", PAINS)
+def test_what_breaks_other_tools_is_judged_rightly(pain: str) -> None:
+    """With every check and its own default, so that none finds a fault that is another's."""
+    tokens, cut, reasoning, state, reasons, marks = PAINS[pain]
+    verdict = judge(response(tokens, cut=cut), reasoning=reasoning)
+    assert (verdict.reasoning_state, verdict.reasons, verdict.marks) == (state, reasons, marks)
+    assert verdict.accepted == (not reasons)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reasons"),
+    [
+        ([1000, 1001, END, END], ["control token in the answer", "stop id before the end"]),
+        ([1000, 1001, 1002, 1003], ["stop id missing at the end"]),
+        ([1000, 1001, 1, END], ["control token in the answer"]),
+    ],
+)
+def test_ids_at_the_wrong_place_are_found_whatever_the_text_says(ids: list[int], reasons: list[str]) -> None:
+    """B20 the end twice, or lost; B25 a control token that the text need not show."""
+    verdict = judge(response(["a", "</think>", "b"], output_ids=ids), reasoning=OPENED)
+    assert sorted(verdict.reasons) == reasons
 
 
 def test_model_without_reasoning_is_not_asked_for_any() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from eyas.plugins import Check, Register, Split, hookimpl
-from eyas.records import Response
+from eyas.records import CUT, Response
 
 
 class Length(Check):
@@ -19,7 +19,7 @@ class Length(Check):
     default_policy = "mark"
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
-        return ["cut at the limit"] if response.finish.type == "length" else []
+        return [CUT] if response.finish.type == "length" else []
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from msgspec import Struct
 from eyas.fit import Fit
 from eyas.hours import Throughput
 from eyas.mix import MixReport
-from eyas.stats import Tally
+from eyas.stats import Bin, Tally
 from eyas.timeline import Timeline
 
 
@@ -17,7 +17,8 @@ class Part(Struct, frozen=True, kw_only=True):
     source_rows = prompts in use + not_taken (beyond the row count) + skipped (left out). planned, responses,
     accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). refused: never
     answered, since the prompt itself cannot be asked; rejected: answered, and a check found fault. …_for: how many for
-    which reason. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
+    which reason; marked_for: of the accepted ones, so what marks would cost as reasons to reject. by_length: in powers of
+    two of output tokens. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
     max_new_tokens: the limit of an answer, the highest of several. budget_use: accepted tokens by budget. hours: busy with requests in flight. completions_per_minute,
     tokens_per_second: over the whole run, unused answers included.
     """
@@ -32,6 +33,8 @@ class Part(Struct, frozen=True, kw_only=True):
     accepted: int
     rejected: int
     rejected_for: dict[str, Tally]
+    marked_for: dict[str, Tally]
+    by_length: list[Bin]
     refused: int
     refused_for: dict[str, int]
     failed: int
@@ -56,6 +59,19 @@ class Part(Struct, frozen=True, kw_only=True):
     throughput: Throughput
 
 
+class Adopted(Struct, frozen=True, kw_only=True):
+    """Answers that were taken from a file (`eyas adopt`), with their output tokens. They are in no rate and in no hours.
+
+    server: the id under which the manifest has the file.
+    """
+
+    server: str
+    file: str
+    sha256: str
+    rows: int
+    tokens: int
+
+
 class StageUse(Struct, frozen=True, kw_only=True):
     """What the jobs of one stage took: wall time added up, in s, and the largest resident memory, in MB (10^6)."""
 
@@ -78,6 +94,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     servers: dict[str, Throughput]
     capacity: dict[str, str]
     timeline: Timeline | None
+    adopted: list[Adopted]
     stages: dict[str, StageUse]
     fit: dict[str, Fit]
     mix: MixReport | None

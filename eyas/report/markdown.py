@@ -8,6 +8,7 @@ from eyas.mix import MixReport
 from eyas.report.figures import Part, Summary
 from eyas.report.trainers import tables
 from eyas.report.words import commonest, duration, hours, megabytes, number, percent
+from eyas.stats import Bin, Tally
 
 
 def markdown(summary: Summary) -> str:
@@ -34,6 +35,10 @@ def markdown(summary: Summary) -> str:
         ),
         totals(summary.total),
         *(f"Server {server[:8]}: {told}." for server, told in summary.capacity.items()),
+        *(
+            f"Adopted from {one.file} ({one.sha256[:8]}): {number(one.rows)} answers, {number(one.tokens)} output tokens."
+            for one in summary.adopted
+        ),
     ]
     total = summary.total
     if total.skipped:
@@ -53,12 +58,16 @@ def markdown(summary: Summary) -> str:
             "## Rejected: answered, and a check found fault",
             table(
                 ["reason", "responses", "tokens"],
-                [
-                    [reason, number(tally.rows), number(tally.tokens)]
-                    for reason, tally in commonest(total.rejected_for)
-                ],
+                tallied(total.rejected_for),
             ),
         ]
+    if total.marked_for:
+        blocks += [
+            "## Marked: kept, and what rejecting would cost",
+            table(["mark", "responses", "tokens"], tallied(total.marked_for)),
+        ]
+    if total.by_length:
+        blocks += ["## Acceptance by length", acceptance(total.by_length)]
     if summary.mix is not None:
         blocks += ["## Training set", mixture(summary.mix)]
     blocks += ["## Trainer fit"]
@@ -108,6 +117,25 @@ def totals(total: Part) -> str:
 def counted(reasons: Mapping[str, int]) -> list[list[str]]:
     """Rows of a table of reasons, the most frequent first."""
     return [[reason, number(count)] for reason, count in commonest(reasons)]
+
+
+def tallied(reasons: Mapping[str, Tally]) -> list[list[str]]:
+    """The same with output tokens."""
+    return [[reason, number(tally.rows), number(tally.tokens)] for reason, tally in commonest(reasons)]
+
+
+def acceptance(bins: Sequence[Bin]) -> str:
+    """How many responses of each length are accepted."""
+    rows = [
+        [
+            f"{number(one.low)} to {number(one.high - 1)}",
+            number(one.accepted + one.rejected),
+            percent(one.accepted / (one.accepted + one.rejected)),
+        ]
+        for one in bins
+        if one.accepted + one.rejected
+    ]
+    return table(["output tokens", "responses", "accepted"], rows)
 
 
 def mixture(mix: MixReport) -> str:
