@@ -102,7 +102,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 class Machine(Struct, frozen=True, kw_only=True):
     """gpus: that the server holds. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
 
-    0.345 is a fit to published points of Kimi-K2.6 on eight GPUs; `whatif.fit` tells that of a server.
+    0.345 is a fit to published points of Kimi-K2.6 on eight GPUs; `whatif.step_of` tells that of a server.
     """
 
     gpus: int = 1
@@ -373,7 +373,7 @@ def predict(hours: Floats, logs: Floats, nugget: float, drift: Drift, horizon: f
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Means:
     """Draws for one dataset of the mean, per answer, of each quantity; output_squares: mean square of output tokens."""
 
     prompt: Floats
@@ -388,7 +388,7 @@ class Lengths:
     sample_parts: Floats  # of an answer that each of them stands for
 
 
-def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draws: int) -> dict[str, Lengths]:
+def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draws: int) -> dict[str, Means]:
     """Draws of the means by dataset. Raises EyasError for a dataset without an ended answer."""
     for one in observed:
         if not one.answers.ended.any():
@@ -433,7 +433,7 @@ def _points(one: Observed) -> _Points:
     )
 
 
-def _draw(one: Observed, random: np.random.Generator, draws: int) -> Lengths:
+def _draw(one: Observed, random: np.random.Generator, draws: int) -> Means:
     points = _points(one)
     weights = _weights(points, one.sizes, random, draws)
     columns = {
@@ -449,7 +449,7 @@ def _draw(one: Observed, random: np.random.Generator, draws: int) -> Lengths:
     means = dict(zip(columns, (weights @ np.column_stack(list(columns.values()))).T, strict=True))
     # All prompts' sizes are known, so their tokens are uncertain only by tokens per size.
     means["prompt"] *= one.sizes.mean() / (weights @ points.sizes)
-    return Lengths(sample=points.output, sample_parts=points.parts, **means)
+    return Means(sample=points.output, sample_parts=points.parts, **means)
 
 
 def _weights(points: _Points, sizes: Floats, random: np.random.Generator, draws: int) -> Floats:
@@ -492,7 +492,7 @@ class _Amounts:
     cut: Floats
 
 
-def _amounts(one: Observed, lengths: Lengths, running: Floats | None) -> _Amounts:
+def _amounts(one: Observed, lengths: Means, running: Floats | None) -> _Amounts:
     """What the dataset takes. running: requests of it that run when its budget is reached; None for a run without budgets."""
     planned, done = len(one.sizes), len(one.answers)
     means = {
@@ -563,7 +563,7 @@ def _expected(part: _Amounts, hours: Floats, rate: Rate, machine: Machine, store
 
 
 def _drain(
-    lengths: Mapping[str, Lengths],
+    lengths: Mapping[str, Means],
     parts: Mapping[str, _Amounts],
     rate: Rate,
     machine: Machine,
