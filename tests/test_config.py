@@ -583,6 +583,13 @@ def test_the_prompts_of_a_dataset_depend_on_the_evaluation_sets_that_they_are_he
     assert stages.prompts("alpha").evaluation_sets == {}
 
 
+def test_an_evaluation_set_on_the_hub_is_fetched(loaded: Write) -> None:
+    file = "hub://datasets/a/b@r/test.parquet"
+    stages = Stages(loaded(BASE + EVALUATION.replace("x.jsonl", f'"{file}"')))
+    manifest = "data/hub/datasets/a/b/r/test.parquet.manifest.json"
+    assert stages.on_the_hub()[manifest] == (file, "evaluation_sets.gsm8k.files")
+
+
 def test_the_datasets_of_the_readme_are_a_config() -> None:
     (block,) = re.findall(r"(?s)```yaml\n(datasets:.*?)```", (schema.ROOT / "README.md").read_text())
     shipped = yaml.safe_load((schema.ROOT / "config.yaml").read_text())

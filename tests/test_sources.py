@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,22 @@ def test_a_cut_compressed_file_is_an_error_wherever_it_is_cut(tmp_path, pack):
         path = write(tmp_path, "rows.jsonl.z", first + last[:cut])
         with pytest.raises(EyasError, match=r"rows\.jsonl\.z.*(cut short or damaged|line \d+)"):
             list(read_rows(path))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt"])
+def test_a_cut_file_is_told_with_the_last_row_that_was_whole(tmp_path, pack, name):
+    # Incompressible, for several buffers' worth of it: what came before the cut has been read.
+    texts = [random.Random(n).randbytes(5_000).hex() for n in range(30)]
+    lines = "".join(f'{{"n": "{text}"}}\n' for text in ["header" * (name == "rows.csv"), *texts])
+    path = write(tmp_path, name, pack(lines.encode())[:-3])
+    seen = [0]
+    with pytest.raises(EyasError) as caught:
+        for number, _ in read_rows(path):
+            seen.append(number)
+    assert len(seen) > 10
+    assert f"{name}: behind row {seen[-1]}: cut short or damaged" in str(caught.value)
+    assert str(caught.value).endswith("; fetch it again")
 
 
 def test_a_flipped_byte_in_a_zstd_file_is_an_error(tmp_path):

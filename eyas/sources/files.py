@@ -45,6 +45,21 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     if not path.is_file():
         raise EyasError(f"{path}: no such file; correct `files:` of the dataset or fetch the file")
+    number = 0
+    try:
+        for number, row in _rows(path):
+            yield number, row
+    except _Damaged as error:
+        raise EyasError(
+            f"{path}: behind row {number}: cut short or damaged ({error}); fetch it again"
+        ) from None
+
+
+class _Damaged(Exception):
+    """Compressed bytes that cannot be unpacked."""
+
+
+def _rows(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == PARQUET_MAGIC:
@@ -264,7 +279,7 @@ def _chunks(path: Path, magic: bytes) -> Iterator[bytes]:
                 while chunk := file.read(READ_BYTES):
                     yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-        raise EyasError(f"{path}: cut short or damaged ({error}); fetch it again") from None
+        raise _Damaged(error) from None
 
 
 def _unzstd(path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""How fast the prompts stage is, as a ratio to a plain reader of the same file in the same run, and how much memory it takes.
+"""CPU time of the prompts stage, as a ratio to a plain reader of the same file in the same run, and how much memory it takes.
 
 As a program, `python test_prompts.py FILE VARIANT` runs the stage in a fresh process.
 """
@@ -87,12 +87,12 @@ def run(path: Path, variant: str) -> None:
 
 
 def read(path: Path, count: int) -> float:
-    """Seconds per row of reading lines as JSON and nothing else."""
-    started = time.perf_counter()
+    """CPU seconds per row of reading lines as JSON and nothing else."""
+    started = time.process_time()
     with path.open("rb") as file:
         for line in file:
             json.loads(line)
-    return (time.perf_counter() - started) / count
+    return (time.process_time() - started) / count
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -101,8 +101,9 @@ def test_prompts(variant: str, rows: int, tmp_path: Path, benchmark: Any, tell: 
     path = tmp_path / "rows.jsonl"
     write(path, count)
     before = read(path, count)
+    started = time.process_time()
     benchmark.pedantic(run, args=(path, variant), rounds=1)
-    seconds = benchmark.stats.stats.mean / count
+    seconds = (time.process_time() - started) / count
     tell(variant, ratio=(before + read(path, count)) / 2 / seconds, rows_per_s=round(1 / seconds))
 
 
