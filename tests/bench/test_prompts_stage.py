@@ -1,6 +1,6 @@
 """CPU time of the prompts stage, as a ratio to a plain reader of the same file in the same run, and how much memory it takes.
 
-As a program, `python test_prompts.py FILE VARIANT` runs the stage in a fresh process.
+As a program, `python test_prompts_stage.py FILE VARIANT` runs the stage in a fresh process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from eyas.config import (
     NearDuplicatesConfig,
     PromptsSettings,
 )
-from eyas.prompts import Evaluation, prompts
+from eyas.prompts import CACHE_KIBIBYTES, Evaluation, prompts
 from eyas.sources.chat import Chat
 from eyas.sources.text import Text
 
 HERE = Path(__file__).parent
-MOST = 1.1  # of the memory that a tenth of the rows takes
+MOST = 1.1  # of the memory that a tenth of the rows takes, the sorter's page cache aside: a tenth may not fill it
 # What is left out; for near-duplicates, which cost a millisecond each, a tenth of the rows.
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "prompts": (1, {}),
@@ -124,7 +124,7 @@ def test_memory_of_prompts(
     many = benchmark.pedantic(peak, args=(count,), rounds=1)
     tell(f"memory of {variant}", ratio=many / few, MB_at_a_tenth=round(few / 1e6), MB=round(many / 1e6))
     if full:
-        assert many <= MOST * few
+        assert many <= MOST * few + CACHE_KIBIBYTES * 1024
 
 
 if __name__ == "__main__":
