@@ -463,6 +463,22 @@ def test_one_server_that_generates_is_enough_and_the_others_may_come_later(tmp_p
             lease.healthy("http://c")
 
 
+def test_servers_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
+    names = [f"{n:03}" for n in range(200)]
+    servers = Sized(a=1, **dict.fromkeys(names, 0))
+    urls = [f"http://{name}" for name in ["a", *names]]
+    with hold(access(tmp_path, "none", url=[*urls, "http://a/"], start_timeout=600.0), servers, LOG) as lease:
+        assert sorted(lease.urls) == sorted(urls), "each address once"
+        servers.sizes = dict.fromkeys(urls, 1)
+        threads = [threading.Thread(target=lease.healthy, args=(url,)) for url in urls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(lease.manifests) == len(urls)
+        assert lease.server("http://a").manifest["processes"] == len(urls)
+
+
 def test_a_server_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
 

@@ -83,6 +83,7 @@ class Lease:
         self.shares, self._engine, self._check = shares, engine, check
         self._looked_at: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
+        self._found = threading.Lock()  # several addresses may be looked at at a time
 
     def server(self, url: str) -> Server:
         """Who answers at `url`, as of its last look."""
@@ -139,8 +140,9 @@ class Lease:
                 url,
                 ", ".join(_changes(known, manifest)),
             )
-        self.manifests = {**self.manifests, url: manifest}
-        self._servers = {}
+        with self._found:
+            self.manifests = {**self.manifests, url: manifest}
+            self._servers = {}
 
     def _compare(self, url: str, told: dict[str, Any]) -> None:
         known = self.manifests.get(url)
@@ -192,7 +194,8 @@ def hold(
         with _Started(access, engine, log).hold(serving) as lease:
             yield lease
         return
-    urls = [url.rstrip("/") for url in ([server.url] if isinstance(server.url, str) else server.url)]
+    listed = [server.url] if isinstance(server.url, str) else server.url
+    urls = list(dict.fromkeys(url.rstrip("/") for url in listed))
     state = State(Path(server.state) / fingerprint(sorted(urls)))
     key = _key_from_environment(server.api_key_env)
     with Client(state, settings="", lane=access.lane) as client:
