@@ -1,6 +1,6 @@
 # The two commands of the README, on a bare machine with Python 3.11 to 3.13 and make. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help install model sglang-cpu demo test test-sglang unit bench lint format docs lock clean
+.PHONY: help install model chromium sglang-cpu demo test test-sglang unit bench lint format docs lock clean
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -72,14 +72,21 @@ demo: install model  ## Runs the whole job on a small real model and says where 
 	@echo "Training:  results/train/train.parquet, results/train/exports/"
 	@echo "To use snakemake and eyas yourself:  export PATH=\"$(CURDIR)/$(BIN):\$$PATH\""
 
-test: install model  ## All tests; real parts included
+# Tests open the pages in it. Without it, and without root, those tests are skipped.
+chromium:
+	@command -v chromium > /dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null || { \
+	  echo "Installing Chromium, which opens the pages in tests; a minute or two"; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium > /dev/null; } \
+	|| echo "Chromium could not be installed; the tests that need it are skipped"
+
+test: install model chromium  ## All tests; real parts included
 	python -m pytest
 
 test-sglang: install model sglang-cpu  ## Those that need the real SGLang
 	python -m pytest -m sglang
 
 unit: install  ## The fast ones
-	python -m pytest -m "not workflow and not engine and not sglang and not fault and not service" --ignore tests/bench
+	python -m pytest -m "not workflow and not engine and not sglang and not fault and not service and not browser" --ignore tests/bench
 
 bench: install  ## Benchmarks, as ratios to a reference of the same run
 	python -m pytest tests/bench --benchmark-only

@@ -37,6 +37,7 @@ from eyas.report.examples import examples
 from eyas.report.figures import Adopted, Part, StageUse, Summary
 from eyas.report.markdown import markdown
 from eyas.report.page import render
+from eyas.report.planned import compare
 from eyas.report.words import commonest, listed, number, percent
 from eyas.stats import KINDS, Bin, DatasetStats, Tally, read_stats
 from eyas.tables import open_parquet
@@ -97,11 +98,11 @@ def summarise_part(
     unfinished: dict[str, str],
     out: Path,
 ) -> Summary:
-    """Writes a report of what is finished to `out`, a file; the training set is not.
+    """Writes a report of the datasets that are finished to `out`, a file; the training set is not in it.
 
     unfinished: the datasets to leave out, and how far they are.
     """
-    summary, stats = gather(settings, results, (), benchmarks, manifests, unfinished)
+    summary, stats = gather(settings, results, None, benchmarks, manifests, unfinished)
     manifest = describe(settings, results, None, _used(summary, manifests), code, stats)
     _write(out, page(settings, results, summary, stats, manifest))
     return summary
@@ -110,12 +111,12 @@ def summarise_part(
 def gather(
     settings: SummarySettings,
     results: Path,
-    exports: Sequence[Path],
+    exports: Sequence[Path] | None,
     benchmarks: Path,
     manifests: dict[str, Any],
     unfinished: dict[str, str],
 ) -> tuple[Summary, dict[str, DatasetStats]]:
-    """The numbers of all datasets but the unfinished; without the training set, which needs all, if there are such."""
+    """The numbers of all datasets but the unfinished. exports: None where the training set is not to be read."""
     names = [name for name in settings.datasets if name not in unfinished]
     stats = {name: read_stats(results / name / "stats.json") for name in names}
     replies = {name: read_timing(results / name / "timing.parquet") for name in names}
@@ -138,9 +139,9 @@ def gather(
         capacity=capacity(everything, manifests, longest),
         adopted=adopted(list(replies.values()), files),
         timeline=timeline(everything, manifests),
-        stages=stages(benchmarks, names, exports),
+        stages=stages(benchmarks, names, exports or ()),
         fit={name: one.fit for name, one in stats.items()},
-        mix=read_mix(results / "train" / "mix.json") if not unfinished else None,
+        mix=read_mix(results / "train" / "mix.json") if exports is not None else None,
     )
     return summary, stats
 
@@ -154,7 +155,9 @@ def page(
 ) -> bytes:
     """report.html."""
     reasons = [reason for reason, _ in commonest(summary.total.rejected_for)]
-    return render(summary, stats, manifest, examples(results, list(stats), reasons)).encode()
+    told = examples(results, list(stats), reasons)
+    # No declared input: a plan is no part of a run, and an old one may lie there.
+    return render(summary, stats, manifest, told, compare(results / "plan" / "plan.json", summary)).encode()
 
 
 def _used(summary: Summary, manifests: dict[str, Any]) -> dict[str, Any]:

@@ -81,13 +81,13 @@ def made(tmp_path_factory):
     return report(root, {"A": (few, ()), "B": ([verdict("x", 4000)], unanswered)})
 
 
-def report(root, datasets):
+def report(root, datasets, budget=None):
     """The page and the summary of datasets given as verdicts and other outcomes."""
     for name, (verdicts, others) in datasets.items():
         folder = write_dataset(root / "results" / name, verdicts, others=tuple(others), said=(HOSTILE,) * 3)
         dataset_stats(folder)
     exports = write_training_set(root / "results")
-    made = stages({name: {} for name in datasets}, model={"id": EVIL})
+    made = stages({name: {"budget_tokens": budget} for name in datasets}, model={"id": EVIL})
     code = json.loads(code_digests(made))
     summary = summarise(made.summary(), root / "results", exports, root / "none", {}, code, root / "out")
     return (root / "out" / "report.html").read_text(), summary

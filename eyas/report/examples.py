@@ -136,8 +136,8 @@ def _example(reject: _Reject, said: Said, prompt: Prompt) -> Example:
         reasons=reject.reasons,
         output_tokens=reject.output_tokens,
         prompt=cut(asked[-1].content, *PROMPT_CUT),
-        reasoning=cut(reasoning, *ANSWER_CUT),
-        answer=cut(answer, *ANSWER_CUT),
+        reasoning=cut(reasoning.strip("\n"), *ANSWER_CUT),
+        answer=cut(answer.strip("\n"), *ANSWER_CUT),
     )
 
 

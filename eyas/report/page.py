@@ -5,15 +5,15 @@ Text from data reaches the page only through the template and the charts, which 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eyas.report import charts, plots
 from eyas.report.examples import Example
 from eyas.report.figures import Summary
+from eyas.report.planned import Row
 from eyas.report.trainers import tables
-from eyas.stats import KINDS, Bin, DatasetStats
+from eyas.stats import KINDS, DatasetStats
 
 
 def render(
@@ -21,10 +21,10 @@ def render(
     stats: Mapping[str, DatasetStats],
     manifest: Mapping[str, Any],
     examples: Mapping[str, Sequence[Example]],
+    planned: Sequence[Row],
 ) -> str:
-    """The page as text. examples: rejected answers to read, by reason."""
+    """The page as text. examples: rejected answers to read, by reason. planned: plan and actual, empty without a plan."""
     limits = {name: part.max_new_tokens for name, part in summary.datasets.items()}
-    buckets = by_length(stats.values())
     return charts.render(
         "report.html.j2",
         summary=summary,
@@ -32,25 +32,12 @@ def render(
         kinds=KINDS,
         manifest=manifest,
         examples=examples,
-        buckets=buckets,
+        planned=planned,
         lengths=plots.lengths(stats, limits),
         course=plots.course(summary.timeline),
         shares=plots.reasoning(summary.datasets),
-        acceptance=plots.acceptance(buckets),
+        acceptance=plots.acceptance(summary.total.by_length),
         budgets=plots.budgets(summary.datasets),
         stages=plots.stages(summary.stages),
         trainers=tables(summary),
     )
-
-
-def by_length(stats: Iterable[DatasetStats]) -> list[Bin]:
-    """All datasets' responses by output tokens, in powers of two, without empty ends."""
-    accepted, rejected, ends = Counter[int](), Counter[int](), {}
-    for one in stats:
-        for each in one.by_length:
-            accepted[each.low] += each.accepted
-            rejected[each.low] += each.rejected
-            ends[each.low] = each.high
-    return [
-        Bin(low=low, high=ends[low], accepted=accepted[low], rejected=rejected[low]) for low in sorted(ends)
-    ]
