@@ -10,14 +10,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from fake_sglang import make_model
+from helpers import prompt
 from stage import Served, Stage, fake_server
 
 from eyas.adopt import ALREADY, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
-from eyas.config import fingerprint
+from eyas.config import Stages, fingerprint, load
 from eyas.errors import EyasError
+from eyas.generate import generate
 from eyas.journal import Journal
 from eyas.recordfile import read_records, write_records
 from eyas.records import Prompt, Response
+from eyas.render import Renderer
+from eyas.tokenizer import load_tokenizer
 
 TEXTS = [f"Question {n}: why?" for n in range(6)]
 
@@ -200,3 +205,55 @@ def test_a_file_that_cannot_be_read_is_named(made: Stage, served: Served, tmp_pa
     cut.write_bytes(made.paths.responses.read_bytes()[:-20])
     with pytest.raises(EyasError, match=r"cut\.jsonl\.zst: .*(cut short|damaged|ends)"):
         taken(stage, cut, served.url)
+
+
+def test_with_the_models_tokenizer_at_hand_no_server_is_needed_at_all(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    config = load(
+        {
+            "model": {
+                "id": "org/tiny",
+                "tokenizer": str(folder),
+                "kv_dtype": "bf16",
+                "reasoning": {"name": "none"},
+            },
+            "server": {"engine": {"name": "sglang"}, "state": str(tmp_path / "state")},
+            "datasets": {
+                "alpha": {
+                    "source": {"name": "magicoder"},
+                    "files": ["data.jsonl"],
+                    "sampling": {"max_new_tokens": 64},
+                }
+            },
+        }
+    )
+    stages = Stages(config)
+    settings, access = stages.generate("alpha"), stages.access("alpha")
+    paths = Stage(tmp_path, []).paths
+    asked = [prompt("k0", "Why?"), prompt("k1", "How?")]
+    write_records(paths.prompts, asked)
+    tokenizer = load_tokenizer(config.model)
+    renderer = Renderer(config.model, tokenizer, "")
+    end = tokenizer.stop_ids[0]
+    records = [
+        {
+            "messages": msgspec.to_builtins(one.messages),
+            "prompt_ids": renderer.render(one),
+            "output_ids": [*tokenizer.encode("Because.", control=False), end],
+            "finish": "stop",
+            "sampling": msgspec.to_builtins(settings.sampling),
+            "model": {"id": "org/tiny", "kv_dtype": "bf16"},
+        }
+        for one in asked
+    ]
+    wrong = {**records[0], "prompt_ids": records[1]["prompt_ids"]}
+    file = write(tmp_path / "other.jsonl", [*records, {**wrong, "sample": 0}])
+    result = adopt(settings, access, paths.prompts, paths.journal, file, stages.registry)
+    assert (result.answers, result.refused) == (2, {OTHER_IDS: 1})
+    generate(settings, access, paths, stages.registry)
+    responses = list(read_records(paths.responses, Response))
+    assert [(one.key, one.text, one.finish.matched) for one in responses] == [
+        ("k0", "Because.", end),
+        ("k1", "Because.", end),
+    ]
+    assert not (tmp_path / "state").exists(), "nobody held a server"
