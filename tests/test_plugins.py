@@ -119,9 +119,11 @@ def test_a_run_uses_all_that_the_package_brings(python: Path, tmp_path: Path) ->
     run.config["mix"]["eval_share"] = 0
     run.config["rules"] = {"hello": {"greeting": "Our tables:"}}
 
+    wanted = ["results/hello/tables.txt", "results/train/exports/lengths/train.csv"]
+
     def snakemake(*arguments: str) -> subprocess.CompletedProcess[str]:
         run.save()
-        command = [str(python), *run.command(*arguments)[1:]]
+        command = [str(python), *run.command(*arguments, *wanted)[1:]]
         return subprocess.run(command, cwd=run.folder, env=run.environment(), capture_output=True, text=True)
 
     with fake_server(run) as url:
