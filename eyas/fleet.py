@@ -103,7 +103,10 @@ class Fleet:
         """
         if url not in self._looks:
             self._looks[url] = asyncio.create_task(in_own_thread(lambda: self.lease.recognise(url)))
-        await asyncio.shield(self._looks[url])
+        look = self._looks[url]
+        if not look.done():
+            await asyncio.shield(look)
+        look.result()
 
     def came(self, url: str, output_tokens: int) -> None:
         """A reply came from `url`."""

@@ -6,6 +6,7 @@ has everything (then no server is needed), once to ask, once to write.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -136,7 +137,14 @@ def _ask(
         plan=access.plan,
     )
     with connected(access, registry) as (engine, lease), Journal(journal_folder) as journal:
-        uvloop.run(Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout).run())
+        asking = Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout)
+        # What is there by now stays; a full collection that looked at all of it would hold up the event loop.
+        gc.collect()
+        gc.freeze()
+        try:
+            uvloop.run(asking.run())
+        finally:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -97,23 +97,22 @@ def ranked(raw: bytes, library: Any, pieces: Sequence[bytes], samples: Sequence[
     except msgspec.ValidationError:  # no BPE
         return None
     pattern = _pattern(file.pre_tokenizer)
-    if pattern is None or not (_is_plain(file) and _follows_ranks(file.model, pieces)):
+    # Added tokens are cut out before, so the model's merges never make one that its vocabulary holds too.
+    added = {token.content: token.id for token in file.added_tokens}
+    words = {text: token for text, token in file.model.vocab.items() if text not in added}
+    if pattern is None or not (_is_plain(file) and _follows_ranks(words, file.model.merges, pieces)):
         return None
-    spelt = sorted(file.model.vocab, key=file.model.vocab.__getitem__)[::SAMPLE]
+    spelt = sorted(words, key=words.__getitem__)[::SAMPLE]
     if any([token.value for token in library.model.tokenize(text)] != [text] for text in spelt):
         return None
     encoding = tiktoken.Encoding(
         "model",
         pat_str=pattern,
-        mergeable_ranks={pieces[token]: token for token in file.model.vocab.values()},
+        mergeable_ranks={pieces[token]: token for token in words.values()},
         special_tokens={},
     )
     normalizer = library.normalizer
-    found = Ranked(
-        encoding,
-        {token.content: token.id for token in file.added_tokens},
-        str if normalizer is None else normalizer.normalize_str,
-    )
+    found = Ranked(encoding, added, str if normalizer is None else normalizer.normalize_str)
     same = all(found.encode(text) == library.encode(text, add_special_tokens=False).ids for text in samples)
     return found if same else None
 
@@ -154,9 +153,10 @@ def _is_plain(file: _File) -> bool:
     )
 
 
-def _follows_ranks(model: _Model, pieces: Sequence[bytes]) -> bool:
+def _follows_ranks(
+    words: dict[str, int], merges: list[str | tuple[str, str]], pieces: Sequence[bytes]
+) -> bool:
     """Whether each token of several bytes has one merge, and merges are in the order of ids."""
-    texts = ["".join(merge) if isinstance(merge, tuple) else merge.replace(" ", "") for merge in model.merges]
-    merged = [model.vocab.get(text, -1) for text in texts]
-    longer = sorted(token for token in model.vocab.values() if len(pieces[token]) > 1)
-    return merged == longer and len(model.vocab) == len(longer) + 256
+    texts = ["".join(merge) if isinstance(merge, tuple) else merge.replace(" ", "") for merge in merges]
+    longer = sorted(token for token in words.values() if len(pieces[token]) > 1)
+    return [words.get(text, -1) for text in texts] == longer and len(words) == len(longer) + 256

@@ -115,9 +115,13 @@ def trained(path: Path, **changes: Any) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        DOCUMENTS, trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False)
+        DOCUMENTS,
+        # <in> is in the model's vocabulary too, as in many files.
+        trainers.BpeTrainer(
+            vocab_size=1000, special_tokens=["<in>"], initial_alphabet=alphabet, show_progress=False
+        ),
     )
-    tokenizer.add_tokens([AddedToken("<end>", special=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<in>", "<end>")])
     file = json.loads(tokenizer.to_str())
     for name, change in changes.items():
         (file if name in file else file["model"])[name] = change(file.get(name, file["model"].get(name)))
@@ -130,7 +134,7 @@ def test_a_trained_tokenizer_has_the_ids_of_the_library(tmp_path: Path) -> None:
     path = trained(tmp_path)
     tokenizer = of(path)
     assert tokenizer is not None
-    text = AWKWARD_TEXT + "<end>" + DOCUMENTS[0][: tokenizer.longest]
+    text = AWKWARD_TEXT + "<end><in> <in" + DOCUMENTS[0][: tokenizer.longest]
     assert tokenizer.encode(text) == Tokenizer.from_file(str(path / "tokenizer.json")).encode(text).ids
 
 

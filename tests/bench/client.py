@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import uvloop
 
@@ -75,7 +76,7 @@ class Watch:
     def _memory(self) -> None:
         while self.on:
             self.peak = max(self.peak, resident())
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     async def loop(self) -> None:
         """Measures CPU that passes between two turns of the event loop: other processes' time is not ours."""
@@ -133,8 +134,6 @@ def eyas_client(folder: Path, url: str, in_flight: int) -> None:
 
 def minimal(folder: Path, url: str, in_flight: int) -> None:
     """The least that asks the same: aiohttp on uvloop, orjson on both ends."""
-    import aiohttp
-
     bodies = [
         orjson.dumps(
             {
@@ -158,7 +157,9 @@ def minimal(folder: Path, url: str, in_flight: int) -> None:
                         assert orjson.loads(await reply.read())["output_ids"]
 
             with watch:
+                looking = asyncio.create_task(watch.loop())
                 await asyncio.gather(*(ask() for _ in range(in_flight)))
+                looking.cancel()
 
     uvloop.run(ask_all())
     watch.tell()
