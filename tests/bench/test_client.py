@@ -62,7 +62,7 @@ def test_client(
         reached=float(reached),
     )
     if full:
-        assert ours["cpu"] < 8 * theirs["cpu"]
+        assert ours["cpu"] < 6 * theirs["cpu"]
         assert ours["memory_mb"] <= 150
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers import prompt
 from real_tokenizers import folder
+from tokenizers import Tokenizer
 
 from eyas.config import ModelConfig
 from eyas.render import Renderer
@@ -31,11 +32,13 @@ def microseconds(call: Callable[[], object], rounds: int) -> float:
 def test_render(full: bool, benchmark: Any, tell: Callable[..., None]) -> None:
     model = ModelConfig(id="m", tokenizer=str(folder("qwen3")))
     tokenizer = load_tokenizer(model)
+    tokenizer.speed_up()
+    library = Tokenizer.from_file(str(folder("qwen3") / "tokenizer.json"))
     renderer, asked = Renderer(model, tokenizer, ""), prompt("k", QUESTION)
     text = tokenizer.decode(renderer.render(asked))[0]
     rounds = 300 if full else 1
     ours = microseconds(lambda: renderer.render(asked), rounds)
-    theirs = microseconds(lambda: tokenizer.encode(text, control=True), rounds)
+    theirs = microseconds(lambda: library.encode(text, add_special_tokens=False).ids, rounds)
     benchmark.pedantic(renderer.render, args=(asked,), rounds=1)
     tell("render 300 tokens", ratio=ours / theirs, us=ours, library_us=theirs)
 
