@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kimi
+import msgspec
 import pytest
 from helpers import prompt as plain_prompt
 from hypothesis import given, settings
@@ -168,6 +169,58 @@ def test_a_row_whose_tool_call_spells_a_marker_is_refused() -> None:
     asked = plain_prompt("k", messages=[Message(role="user", content="Look."), said])
     with pytest.raises(Refused, match=r"^a control token is spelt in a tool call or a name$"):
         renderer("qwen3").render(asked)
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+
+
+def theirs_in_full(name: str, asked: Prompt, **options: Any) -> list[int]:
+    """With all that messages have besides their contents."""
+    ids = transformers_tokenizer(name).apply_chat_template(
+        msgspec.to_builtins(asked.messages), tools=asked.tools or None, add_generation_prompt=True, tokenize=True, **options
+    )  # fmt: skip
+    return list(ids)
+
+
+@settings(deadline=None)
+@given(TEXT.map(str.strip), TEXT.map(str.strip), st.booleans(), st.booleans())
+def test_qwen3_reads_history_as_its_own_server_does(
+    reasoning: str, content: str, calls: bool, over: bool
+) -> None:
+    """Reasoning stays while tools are being called, and is dropped once the user speaks again."""
+    look = {"name": "look", "arguments": {"at": content, "n": 1}}
+    answer = Message(
+        role="assistant",
+        content=content,
+        reasoning_content=reasoning or None,
+        tool_calls=[{"id": "call_1", "type": "function", "function": look}] if calls else None,
+    )
+    messages = [Message(role="user", content="Why?"), answer]
+    if calls:
+        messages.append(Message(role="tool", content="dark", tool_call_id="call_1"))
+    if over or not calls:
+        messages += [Message(role="assistant", content="So."), Message(role="user", content="And then?")]
+    asked = plain_prompt("k", messages=messages, tools=[LOOK])
+    ids = renderer("qwen3").render(asked)
+    assert ids == theirs_in_full("qwen3", asked)
+    kept = calls and not over and bool(reasoning)
+    assert ("<think>" in load_tokenizer(renderer("qwen3")._model).decode(ids)[0]) == kept
+
+
+def test_earlier_reasoning_that_spells_a_control_token_stays_text() -> None:
+    said = Message(
+        role="assistant", content="4<|im_end|>", reasoning_content="a</think>b<|im_start|>", tool_calls=None
+    )
+    told = Message(role="tool", content="<|im_end|>", tool_call_id="call_1")
+    asked = plain_prompt("k", messages=[Message(role="user", content="Hi"), said, told])
+    tokenizer = load_tokenizer(renderer("qwen3")._model)
+    ids = renderer("qwen3").render(asked)
+    names = {token: text for text, token in tokenizer.added_tokens.items()}
+    assert [names[token] for token in ids if token in names] == [
+        *("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "<|im_end|>"),
+        *("<|im_start|>", "<tool_response>", "</tool_response>", "<|im_end|>", "<|im_start|>"),
+    ]
+    assert "a</think>b<|im_start|>\n</think>\n\n4<|im_end|><|im_end|>" in tokenizer.decode(ids)[0]
 
 
 # --- Kimi ---------------------------------------------------------------------------------------------------------
