@@ -248,6 +248,7 @@ def part(
     return Part(
         source_rows=sum(one.prompts.rows_read for one in stats),
         prompts=sum(one.prompts.used for one in stats),
+        turns=sum(one.prompts.turns for one in stats),
         not_taken=sum(one.prompts.not_taken for one in stats),
         skipped=sum(sum(one.prompts.skipped.values()) for one in stats),
         skipped_for=count(one.prompts.skipped for one in stats),
@@ -264,6 +265,7 @@ def part(
         failed_for=count(one.outcome_reasons.get("failed", {}) for one in stats),
         not_needed=outcomes["not_needed"],
         not_reached=outcomes["not_reached"],
+        not_reached_for=count(one.outcome_reasons.get("not_reached", {}) for one in stats),
         prompt_tokens=tokens["prompt"],
         reasoning_tokens=tokens["reasoning"],
         answer_tokens=tokens["answer"],
@@ -340,6 +342,7 @@ def nothing(part: Part) -> str:
     causes: list[tuple[str, int, Mapping[str, int | Tally]]] = [
         ("refused", part.refused, part.refused_for),
         ("failed", part.failed, part.failed_for),
+        ("not reached", part.not_reached, part.not_reached_for),
         ("rejected by a check", part.rejected, part.rejected_for),
     ]
     fates = [

@@ -134,12 +134,15 @@ def journal_folder(wildcards):
 
 
 def planned_answers():
-    """Rows at most, and samples, of every dataset that this run asks for."""
+    """Rows at most, and samples, of every dataset that this run asks for; neither where only the prompts tell the turns."""
     jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name == "generate"]
     sections = {
         job.wildcards.dataset: CONFIG.datasets[job.wildcards.dataset] for job in jobs
     }
-    return {name: (section.rows, section.samples) for name, section in sections.items()}
+    return {
+        name: (section.rows, section.samples) if section.turns == "first" else (None, 0)
+        for name, section in sections.items()
+    }
 
 
 def of_all(pattern):

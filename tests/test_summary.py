@@ -137,6 +137,21 @@ def test_a_server_that_came_back_with_other_settings_is_told_apart(run):
     assert "<code>server-9</code>" in (run / "out/report.html").read_text()
 
 
+def test_turns_that_were_not_reached_are_told_with_their_reasons(run):
+    assert "turns of these prompts" not in (summarised(run), (run / "out" / "summary.md").read_text())[1]
+    why = "the answer before it was cut at the limit"
+    ended = Outcome(key="a", turn=1, sample=0, status="not_reached", reason=why)
+    shutil.rmtree(run / "results" / "A")
+    add_dataset(run / "results", "A", [verdict("a", 100), verdict("b", 200)], others=(ended,))
+    summary = summarised(run)
+    part = summary.datasets["A"]
+    assert (part.prompts, part.turns, part.planned, part.not_reached) == (2, 3, 3, 1)
+    assert (summary.total.turns, summary.total.not_reached_for) == (5, {why: 1})
+    text = (run / "out" / "summary.md").read_text()
+    assert "- of 5 planned answers, to 5 turns of these prompts: 4 answered" in text
+    assert re.search(rf"## Not reached.*\n\n.*\n.*\n\| {why} +\| +1 \|", text)
+
+
 def test_parts_add_up_to_the_total(run):
     summary = summarised(run)
     assert list(summary.datasets) == ["A", "B"]

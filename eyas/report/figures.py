@@ -15,7 +15,8 @@ class Part(Struct, frozen=True, kw_only=True):
     """One dataset, or all of them together.
 
     source_rows = prompts in use + not_taken (beyond the row count) + skipped (left out). planned, responses,
-    accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). refused: never
+    accepted, rejected, refused, failed, not_needed, not_reached count units (key, turn, sample). turns: of the prompts'
+    conversations, all together; as many as prompts where only the first is asked. refused: never
     answered, since the prompt itself cannot be asked; rejected: answered, and a check found fault. …_for: how many for
     which reason; marked_for: of the accepted ones, so what marks would cost as reasons to reject. by_length: in powers of
     two of output tokens. prompt_tokens … accepted_tokens are of the responses; unused_tokens were generated beyond the budget.
@@ -25,6 +26,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
     source_rows: int
     prompts: int
+    turns: int
     not_taken: int
     skipped: int
     skipped_for: dict[str, int]
@@ -41,6 +43,7 @@ class Part(Struct, frozen=True, kw_only=True):
     failed_for: dict[str, int]
     not_needed: int
     not_reached: int
+    not_reached_for: dict[str, int]
     prompt_tokens: int
     reasoning_tokens: int
     answer_tokens: int

@@ -53,6 +53,11 @@ def markdown(summary: Summary) -> str:
             "## Failed: no answer after the last retry",
             table(["cause", "planned answers"], counted(total.failed_for)),
         ]
+    if total.not_reached:
+        blocks += [
+            "## Not reached: the conversation ended at an earlier turn",
+            table(["reason", "planned answers"], counted(total.not_reached_for)),
+        ]
     if total.rejected:
         blocks += [
             "## Rejected: answered, and a check found fault",
@@ -90,10 +95,11 @@ def markdown(summary: Summary) -> str:
 def totals(total: Part) -> str:
     """The run in a few sentences, one a line."""
     rates = total.throughput
+    in_turns = f", to {number(total.turns)} turns of these prompts" if total.turns > total.prompts else ""
     lines = [
         f"- of {number(total.source_rows)} source rows: {number(total.prompts)} used as prompts, "
         f"{number(total.not_taken)} not taken, {number(total.skipped)} skipped",
-        f"- of {number(total.planned)} planned answers: {number(total.responses)} answered, {number(total.refused)} refused, "
+        f"- of {number(total.planned)} planned answers{in_turns}: {number(total.responses)} answered, {number(total.refused)} refused, "
         f"{number(total.failed)} failed, {number(total.not_needed)} not needed, {number(total.not_reached)} not reached",
         f"- of {number(total.responses)} answers: {number(total.accepted)} accepted, {number(total.rejected)} rejected",
         f"- {number(total.output_tokens)} output tokens: {number(total.reasoning_tokens)} reasoning, "
