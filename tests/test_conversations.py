@@ -115,25 +115,22 @@ def books(made: Stage, samples: int = 1) -> tuple[DatasetStats, list[TrainRow]]:
         not_taken=0,
         skipped={},
         files=[FileReport(name="f", rows=1, sha256="0" * 64)],
+        evaluation=[],
     )
     (base / "prompts.json").write_bytes(msgspec.json.encode(report))
     verdicts = base / "verdicts.parquet"
     validate(stages.validate(made.name), made.paths.responses, verdicts, stages.registry)
+    rows = base / "train.parquet"
+    train(TrainSettings(dataset=made.name), made.paths.prompts, made.paths.responses, verdicts, rows)
     told = stats(
         StatsSettings(dataset=made.name, samples=samples),
         base / "prompts.json",
         made.paths.outcomes,
         verdicts,
+        rows,
         base / "stats.json",
     )
-    train(
-        TrainSettings(dataset=made.name),
-        made.paths.prompts,
-        made.paths.responses,
-        verdicts,
-        base / "train.parquet",
-    )
-    return told, list(read_table(base / "train.parquet", TrainRow))
+    return told, list(read_table(rows, TrainRow))
 
 
 # --- the promises ------------------------------------------------------------------------------------------------
