@@ -560,6 +560,7 @@ def _keys(where: str, section: Any) -> tuple[str, ...]:
     return (key, *_keys(rest, below)) if rest else (key,)
 
 
+LOGGED = ("export", "fetch", "benchmarks")  # folders of logs/ besides those of DATASET_STAGES
 RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datasets
 
 
@@ -592,9 +593,10 @@ def _check(config: Config, found: Registry) -> None:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
     for name in config.rules:
         found.options("rules", name, config.rules[name], f"rules.{name}")
-        if name in (*RESERVED, *config.datasets):
+        if name in (*RESERVED, *DATASET_STAGES, *LOGGED, *config.datasets):
+            owner = "dataset" if name in config.datasets else "run"
             raise EyasError(
-                f"rules.{name}: results/{name}/ belongs to the {'run' if name in RESERVED else 'dataset'} of that name; rename one"
+                f"rules.{name}: results/{name}/ or logs/{name}/ belongs to the {owner} of that name; rename one"
             )
     for dataset, section in config.datasets.items():
         if dataset in RESERVED:

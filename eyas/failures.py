@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from eyas.program import DONE, INTERRUPTED
@@ -26,11 +26,16 @@ def log_versions(logs: Path) -> dict[Path, int]:
     return versions
 
 
-def failed_jobs(logs: Path, earlier: Mapping[Path, int]) -> list[tuple[Path, str]]:
-    """(log, reason) of every job of this run that failed, the latest last. earlier: log_versions at its start."""
+def failed_jobs(
+    logs: Path, earlier: Mapping[Path, int], foreign: Collection[str] = ()
+) -> list[tuple[Path, str]]:
+    """(log, reason) of every job of this run that failed, the latest last.
+
+    earlier: log_versions at its start. foreign: folders of `logs` whose logs are not Eyas' own, and tell nothing.
+    """
     found = []
     for log, changed in log_versions(logs).items():
-        if earlier.get(log) == changed:
+        if earlier.get(log) == changed or log.relative_to(logs).parts[0] in foreign:
             continue
         lines = [match for line in _last_lines(log) if (match := _LINE.match(line))]
         if lines and lines[-1]["message"] == DONE:
@@ -42,11 +47,13 @@ def failed_jobs(logs: Path, earlier: Mapping[Path, int]) -> list[tuple[Path, str
     return [(log, reason) for _, log, reason in sorted(found)]
 
 
-def report_failures(logs: Path, earlier: Mapping[Path, int], argv: Sequence[str]) -> str:
-    """The report, with the command that resumes. argv: Snakemake's own command line."""
+def report_failures(
+    logs: Path, earlier: Mapping[Path, int], argv: Sequence[str], foreign: Collection[str] = ()
+) -> str:
+    """The report, with the command that resumes. argv: Snakemake's own command line. foreign: as in failed_jobs."""
     # Eight datasets that fail for one reason are one line.
     by_reason: dict[str, list[str]] = {}
-    for log, reason in failed_jobs(logs, earlier):
+    for log, reason in failed_jobs(logs, earlier, foreign):
         by_reason.setdefault(reason, []).append(str(log))
     if not by_reason and "serve" in argv[1:]:
         lines = ["Eyas: serve has ended. Start it again with:"]

@@ -40,6 +40,13 @@ def test_only_jobs_that_failed_in_this_run_are_named(tmp_path: Path) -> None:
     assert failed_jobs(tmp_path, earlier) == [(failed, "data.jsonl: line 37: not valid JSON")]
 
 
+def test_logs_of_a_plugins_rules_are_read_as_no_failure(tmp_path: Path) -> None:
+    log(tmp_path, "hello/tables.log", "whatever this program says")
+    failed = log(tmp_path, "generate/a.log", "ERROR gone")
+    assert failed_jobs(tmp_path, {}, ["hello"]) == [(failed, "gone")]
+    assert "a job failed:\n  gone\n" in report_failures(tmp_path, {}, ARGV, ["hello"])
+
+
 def test_a_warning_that_a_job_got_over_is_no_failure(tmp_path: Path) -> None:
     log(tmp_path, "generate/a.log", "WARNING attempt 1: HTTP 500", "ERROR passing trouble", "INFO done")
     assert failed_jobs(tmp_path, {}) == []

@@ -184,6 +184,7 @@ def config(folder: Path, name: str = "mine", **sections: Any) -> dict[str, Any]:
         ({"rules": {"mime": {}}}, r"rules\.mime: no rules plugin named 'mime'; did you mean 'mine'\?"),
         ({"rules": {"mine": {"x": 1}}}, r"rules\.mine\.x: unknown key"),
         ({"name": "alpha", "rules": {"alpha": {}}}, r"rules\.alpha: .*belongs to the dataset.*rename one"),
+        ({"name": "export", "rules": {"export": {}}}, r"rules\.export: .*logs/export/ belongs to the run"),
         ({"name": "train", "rules": {"train": {}}}, r"rules\.train: .*belongs to the run.*rename one"),
         ({"name": "my-rules"}, r"plugins: rules plugin 'my-rules' .*rename it"),
     ],
