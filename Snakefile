@@ -55,4 +55,7 @@ onstart:
 
 
 onerror:
-    print(report_failures(Path("logs"), EARLIER_LOGS, sys.argv, PLUGIN_RULES), file=sys.stderr)
+    print(
+        report_failures(Path("logs"), EARLIER_LOGS, sys.argv, PLUGIN_RULES),
+        file=sys.stderr,
+    )
