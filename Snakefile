@@ -45,6 +45,7 @@ rule all:
         rules.stats.input,
         rules.train.input,
         EXPORTS,
+        EXPORT_REPORTS,
         rules.summary.output,
         [its.targets for its in PLUGIN_RULES.values()],
 

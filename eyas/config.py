@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 
 from eyas.errors import EyasError
 from eyas.hub import file_reference, files_in, is_hub, model_reference, reference, tokenizer_folder
-from eyas.plugins import BUILT_IN, Engine, OptionsError, Registry, Rules, registry
+from eyas.plugins import BUILT_IN, Engine, Exporter, OptionsError, Plugin, Registry, Rules, Told, registry
 
 PARAMS_LIMIT = 64_000  # bytes of canonical settings per job; longer texts belong in files that are inputs
 LONG_TEXT = (
@@ -591,6 +591,12 @@ def _check(config: Config, found: Registry) -> None:
     plugin(found, "reasoning", config.model.reasoning, "model.reasoning")
     for name in config.exports:
         found.options("exporter", name, config.exports[name], f"exports.{name}")
+        if config.model.tokenizer is None and _takes_text(
+            found.find("exporter", name, f"exports.{name}").cls
+        ):
+            raise EyasError(
+                f"exports.{name}: writes text, so it needs the model's tokenizer; set model.tokenizer, or use the exporter tokens"
+            )
     for name in config.rules:
         found.options("rules", name, config.rules[name], f"rules.{name}")
         if name in (*RESERVED, *DATASET_STAGES, *LOGGED, *config.datasets):
@@ -660,6 +666,11 @@ def _check_selection(config: Config, dataset: str, section: DatasetConfig) -> No
             raise EyasError(
                 f"datasets.{dataset}.decontaminate.against: no set {name!r} in evaluation_sets; {_nearest(name, list(config.evaluation_sets))}"
             )
+
+
+def _takes_text(exporter: type[Plugin]) -> bool:
+    assert issubclass(exporter, Exporter)
+    return exporter.takes is Told
 
 
 def _check_reference(read: Callable[[str], object], text: str, where: str) -> None:
@@ -842,10 +853,11 @@ class TrainSettings(Section, frozen=True):
 
 
 class ExportSettings(Section, frozen=True):
-    """What decides one export."""
+    """What decides one export. `model` is set only for exporters of text, which need its tokenizer."""
 
     exporter: str
     options: dict[str, Any]
+    model: ModelConfig | None = None
 
 
 class MixSettings(Section, frozen=True):
@@ -990,7 +1002,16 @@ class Stages:
         options = self.registry.options(
             "exporter", exporter, self.config.exports[exporter], f"exports.{exporter}"
         )
-        return ExportSettings(exporter=exporter, options=msgspec.to_builtins(options))
+        return ExportSettings(
+            exporter=exporter,
+            options=msgspec.to_builtins(options),
+            model=self.model if self.exports_text(exporter) else None,
+        )
+
+    def exports_text(self, exporter: str) -> bool:
+        """Whether an exporter needs prompts and tokenizer besides the training rows."""
+        found = self.registry.find("exporter", exporter, f"exports.{exporter}")
+        return _takes_text(found.cls)
 
     def mix(self) -> MixSettings:
         mix = self.config.mix
@@ -1074,10 +1095,15 @@ class Stages:
         folder = tokenizer_folder(self.model.tokenizer)
         return [str(folder / name) for name in files_in(folder, code=self.model.trust_remote_code)]
 
-    def suffix(self, exporter: str) -> str:
-        """File name suffix of an exporter's output."""
+    def export_name(self, exporter: str, side: str) -> str:
+        """Name of an exporter's file or folder. side: train or eval."""
         suffix: str = self.registry.find("exporter", exporter, f"exports.{exporter}").cls.suffix  # type: ignore[attr-defined]
-        return suffix
+        return f"{side}.{suffix}" if suffix else side
+
+    def export_suffixes(self) -> list[str]:
+        """The suffixes of all installed exporters that write a file."""
+        exporters = [found.cls for found in self.registry.all() if found.kind == "exporter"]
+        return sorted({exporter.suffix for exporter in exporters} - {""})  # type: ignore[attr-defined]
 
     def plugin_rules(self) -> dict[str, PluginRules]:
         """The rules that plugins bring to this run, by plugin."""
@@ -1118,7 +1144,7 @@ class Stages:
             sections.append(self.config.datasets[dataset].source)
             used += [("source", name) for name in sorted({section["name"] for section in sections})]
         budgeted = dataset is not None and self.config.datasets[dataset].budget_tokens is not None
-        if stage in ("generate", "pilot", "validate"):
+        if stage in ("generate", "pilot", "validate") or (exporter and self.exports_text(exporter)):
             used.append(("reasoning", self.model.reasoning["name"]))
         if dataset and (stage in ("pilot", "validate") or (stage == "generate" and budgeted)):
             used += [

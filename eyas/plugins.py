@@ -34,7 +34,7 @@ import pluggy
 from msgspec import Struct
 
 from eyas.errors import EyasError
-from eyas.records import Finish, Message, ReasoningState, Response
+from eyas.records import Finish, Message, ReasoningState, Response, TrainRow
 from eyas.tool_calls import NOTATIONS, Call, Notation, Tools
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ BUILTINS = (
     "eyas.checks.control_tokens",
     "eyas.checks.unicode",
     "eyas.exporters.tokens",
+    "eyas.exporters.speculators",
+    "eyas.exporters.specforge",
+    "eyas.exporters.modelopt",
+    "eyas.exporters.torchspec",
+    "eyas.exporters.sharegpt",
 )
 
 hookspec = pluggy.HookspecMarker(GROUP)
@@ -384,14 +389,69 @@ class Check(Plugin):
 # --- exporters ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Told:
+    """A training row in words.
+
+    row: the ids that all of it comes from. text: of all of them, end token included. messages, tools: what the chat template
+    was given for the prompt. output: the text of the answer without its end token; reasoning and answer are its two
+    parts, delimiters left out, nothing trimmed. reasoning is None if there is none, or if something else than the delimiter
+    ends it; then all of the output is answer. open: the output was cut inside reasoning.
+    """
+
+    row: TrainRow
+    text: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    output: str
+    reasoning: str | None
+    answer: str
+    open: bool
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row as its trainer sees it: ids, and the mask and the text that they come from where Eyas can tell.
+
+    note: why the ids cannot be those of the row, if that is known beforehand.
+    """
+
+    ids: list[int]
+    mask: list[int] | None = None
+    text: str | None = None
+    note: str | None = None
+
+
 class Exporter(Plugin):
-    """What a trainer reads."""
+    """What a trainer reads.
+
+    suffix: of the file name; empty for an exporter that writes a folder. takes: what `write` gets, TrainRow or, for
+    formats of text, Told; that takes the tokenizer of `model.tokenizer`, and `target` (eyas.exporters.target) is then given.
+    """
 
     suffix: ClassVar[str]
+    takes: ClassVar[type] = TrainRow
+
+    def __init__(self, options: Any, target: Any = None) -> None:
+        super().__init__(options)
+        self.target = target
+
+    @property
+    def supervises_end(self) -> bool:
+        """Whether the trainer learns the token that ends an answer."""
+        return True
+
+    def unfit(self, row: Any) -> str | None:
+        """Why the format cannot hold `row`, a short constant phrase; None if it can. Such rows are counted, not written."""
+        return None
 
     @abc.abstractmethod
     def write(self, rows: Iterable[Any], path: Path) -> int:
-        """Writes TrainRows to `path`, streaming, and returns how many."""
+        """Writes what `takes` says to `path`, streaming, and returns how many."""
+
+    def read(self, path: Path) -> Iterator[Reading] | None:
+        """What the trainer makes of each row of `path`, in order; None if Eyas cannot tell."""
+        return None
 
 
 # --- rules -------------------------------------------------------------------------------------------------------

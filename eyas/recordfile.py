@@ -67,6 +67,18 @@ def scratch(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; on success its files are synced to disk and it takes that name, on error it goes."""
+    with scratch(path) as folder:
+        yield folder
+        for name in folder.iterdir():
+            with name.open("rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(path, ignore_errors=True)
+        folder.rename(path)
+
+
 def _temporary(target: Path) -> Path:
     """A new name beside `target` that says whose it is; what killed jobs left under such names is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,16 @@ class Refused(Exception):
     """This prompt cannot be rendered; the argument is a short constant phrase."""
 
 
+def for_template(prompt: Prompt, model: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages and the tools of a prompt as the chat template gets them."""
+    messages = msgspec.to_builtins(prompt.messages)
+    if model.tools == "template":
+        return messages, prompt.tools
+    if prompt.tools:
+        _tell_tools(messages, prompt.tools)
+    return messages, []
+
+
 def render_identity(model: ModelConfig, prefill: str) -> str:
     """Hash of what, besides the prompt, decides its ids: model, tokenizer's files, template options, tools mode, prefill.
 
@@ -100,10 +110,7 @@ class Renderer:
         """Prompt ids, shape [length]. Raises Refused; EyasError for a template that cannot be used at all."""
         if not all(map(_is_function, prompt.tools)):
             raise Refused("a tool is no function with a name")
-        messages = msgspec.to_builtins(prompt.messages)
-        tools = prompt.tools if self._model.tools == "template" else []
-        if prompt.tools and self._model.tools == "system":
-            _tell_tools(messages, prompt.tools)
+        messages, tools = for_template(prompt, self._model)
         texts = _texts(messages)
         if any(_MARKS.search(content) for _, content in texts):
             raise Refused("private-use marks in the text")

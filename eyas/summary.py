@@ -27,6 +27,7 @@ from eyas.capacity import Lengths, running, sentence
 from eyas.columns import read_columns
 from eyas.config import DATASET_STAGES, SummarySettings
 from eyas.errors import EyasError
+from eyas.exporters.reports import ExportReport, read_report, report_path
 from eyas.hours import Throughput, throughput
 from eyas.hub import files_in, tokenizer_folder
 from eyas.mix import MixReport
@@ -130,8 +131,9 @@ def gather(
     longest = max(limits.values(), default=0)
     total = part(list(stats.values()), list(timing.values()), list(budgets.values()), longest)
     everything = pd.concat(timing.values(), ignore_index=True) if timing else NO_REPLIES
+    reports = {path.relative_to(results).as_posix(): read_report(path) for path in exports or ()}
     summary = Summary(
-        warnings=warnings(parts, total) if names else [],
+        warnings=[*(warnings(parts, total) if names else []), *losses(reports)],
         unfinished=unfinished,
         datasets=parts,
         total=total,
@@ -142,6 +144,7 @@ def gather(
         stages=stages(benchmarks, names, exports or ()),
         fit={name: one.fit for name, one in stats.items()},
         mix=read_mix(results / "train" / "mix.json") if exports is not None else None,
+        exports=reports,
     )
     return summary, stats
 
@@ -337,6 +340,16 @@ def cost_of_cutting(part: Part) -> str | None:
     )
 
 
+def losses(exports: Mapping[str, ExportReport]) -> list[str]:
+    """Exports in which a trainer does not see reasoning that the rows have."""
+    return [
+        f"{name}: the trainer sees the reasoning of {percent(report.reasoning_share)} of the answers that reason. Train from the "
+        "export `tokens`, which keeps all of it"
+        for name, report in exports.items()
+        if report.reasoning_share is not None and report.reasoning_share < 1
+    ]
+
+
 def nothing(part: Part) -> str:
     """A sentence or two about a part that has no accepted answer."""
     causes: list[tuple[str, int, Mapping[str, int | Tally]]] = [
@@ -364,10 +377,11 @@ def stages(benchmarks: Path, datasets: Sequence[str], exports: Sequence[Path]) -
     """
     files = {stage: [benchmarks / stage / f"{name}.tsv" for name in datasets] for stage in DATASET_STAGES}
     files["mix"] = [benchmarks / "mix.tsv"]
-    # …/train/exports/tokens/eval.jsonl.zst has the benchmark train.eval.tokens.jsonl.zst.tsv.
-    names = [(path.parent.name, *path.name.split(".", 1)) for path in exports]
+    # …/train/exports/tokens/eval.jsonl.zst has the benchmark train.eval.tokens.jsonl.zst.tsv; a folder has no suffix.
+    names = [(path.parent.name, *path.name.partition(".")) for path in exports]
     files["export"] = [
-        benchmarks / "export" / f"train.{side}.{exporter}.{suffix}.tsv" for exporter, side, suffix in names
+        benchmarks / "export" / f"train.{side}.{exporter}{dot}{suffix}.tsv"
+        for exporter, side, dot, suffix in names
     ]
     rows = {stage: [row for path in paths for row in _rows(path)] for stage, paths in files.items()}
     return {stage: _use(found) for stage, found in rows.items() if found}
@@ -470,8 +484,13 @@ def outputs(results: Path, datasets: Sequence[str], exports: Sequence[Path] | No
     }
     if exports is not None:
         made_by |= {results / "train" / file: "mix" for file in MIX_FILES}
-        made_by |= dict.fromkeys(exports, "export")
+        made_by |= {file: "export" for path in exports for file in (*_files(path), report_path(path))}
     return {path.relative_to(results).as_posix(): output(path, made_by[path]) for path in sorted(made_by)}
+
+
+def _files(export: Path) -> list[Path]:
+    """The files of an export, which may be a folder of them."""
+    return list(export.iterdir()) if export.is_dir() else [export]
 
 
 def output(path: Path, stage: str) -> OutputFile:

@@ -31,10 +31,12 @@ except EyasError as error:
 DATASETS = list(CONFIG.datasets)
 # Trainers read the mix; a dataset's own export is made when it is asked for by path.
 EXPORTS = [
-    f"results/train/exports/{exporter}/{side}.{STAGES.suffix(exporter)}"
+    f"results/train/exports/{exporter}/{STAGES.export_name(exporter, side)}"
     for exporter in CONFIG.exports
     for side in ("train", "eval")
 ]
+EXPORT_REPORTS = [f"{path}.report.json" for path in EXPORTS]
+EXPORT_SUFFIXES = STAGES.export_suffixes()
 ON_THE_HUB = STAGES.on_the_hub()
 
 
@@ -113,6 +115,23 @@ def source_names(wildcards):
 
 def tokenizer_files(wildcards):
     return STAGES.tokenizer_files()
+
+
+def export_prompts(wildcards):
+    """The prompts behind a training table, for exporters that write conversations."""
+    if not STAGES.exports_text(wildcards.exporter):
+        return []
+    datasets = sorted(DATASETS) if wildcards.place == "train" else [wildcards.place]
+    return expand("results/{dataset}/prompts.jsonl.zst", dataset=datasets)
+
+
+def export_inputs(wildcards):
+    text = STAGES.exports_text(wildcards.exporter)
+    return {
+        "table": f"results/{wildcards.place}/{wildcards.side}.parquet",
+        "prompts": export_prompts(wildcards),
+        "tokenizer": STAGES.tokenizer_files() if text else [],
+    }
 
 
 def hub_name(wildcards):

@@ -1,9 +1,10 @@
 # A rule of its own, so that adding an exporter leaves train.parquet alone. `place` is a dataset or the mix (`train`).
 rule export:
     input:
-        "results/{place}/{side}.parquet",
+        unpack(export_inputs),
     output:
-        "results/{place}/exports/{exporter}/{side}.{suffix}",
+        data="results/{place}/exports/{exporter}/{side}.{suffix}",
+        report="results/{place}/exports/{exporter}/{side}.{suffix}.report.json",
     log:
         "logs/export/{place}.{side}.{exporter}.{suffix}.log",
     benchmark:
@@ -12,7 +13,7 @@ rule export:
         exporter="[^/]+",
         place="|".join(map(re.escape, [*DATASETS, "train"])),
         side="train|eval",
-        suffix="[^/]+",
+        suffix="|".join(map(re.escape, EXPORT_SUFFIXES)),
     conda:
         "../envs/data.yaml"
     resources:
@@ -24,6 +25,18 @@ rule export:
         PROGRAM + "export.py"
         " --settings {params.settings:q}"
         " --plugins {resources.plugins:q}"
-        " --table {input:q}"
-        " --out {output:q}"
+        " --table {input.table:q}"
+        " --prompts {input.prompts:q}"
+        " --out {output.data:q}"
         " --log {log:q}"
+
+
+# For exporters that write a folder.
+use rule export as export_folder with:
+    output:
+        data=directory("results/{place}/exports/{exporter}/{side}"),
+        report="results/{place}/exports/{exporter}/{side}.report.json",
+    log:
+        "logs/export/{place}.{side}.{exporter}.log",
+    benchmark:
+        "logs/benchmarks/export/{place}.{side}.{exporter}.tsv"

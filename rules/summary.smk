@@ -13,6 +13,7 @@ rule summary:
         "results/train/eval.parquet",
         "results/train/mix.json",
         exports=EXPORTS,
+        export_reports=EXPORT_REPORTS,
         # Their digests are in the manifest.
         tokenizer=tokenizer_files,
     output:

@@ -6,9 +6,11 @@ from pathlib import Path
 import msgspec
 from helpers import reply
 
-from eyas.config import Stages, load
+from eyas.config import ExportSettings, Stages, load
+from eyas.export import export
 from eyas.fit import mix_fit
 from eyas.mix import MixReport, SideCounts
+from eyas.plugins import registry
 from eyas.prompts import FileReport, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict, unit_id
@@ -156,13 +158,18 @@ def write_training_set(results: Path) -> list[Path]:
     for side in ("train", "eval"):
         shutil.copy(results / datasets[0] / "train.parquet", folder / f"{side}.parquet")
     for path in exports:
-        write_records(path, [])
+        write_export(path, folder / f"{path.name.partition('.')[0]}.parquet")
     sides = {name: SideCounts(rows=3, supervised_tokens=600) for name in datasets}
     none = {name: SideCounts() for name in datasets}
     fit = mix_fit(folder / "train.parquet")
     report = MixReport(train=sides, eval=none, dropped_by_weights=none, fit=fit)
     (folder / "mix.json").write_bytes(msgspec.json.encode(report))
     return exports
+
+
+def write_export(path: Path, table: Path) -> None:
+    """The export `tokens` of a table, and its report."""
+    export(ExportSettings(exporter="tokens", options={}), table, path, registry())
 
 
 def stages(datasets: dict[str, dict[str, object]], **sections: object) -> Stages:

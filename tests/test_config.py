@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "an option that nothing resembles": (
         BASE + "exports: {tokens: {zzz: 1}}\n",
-        "run.yaml:26: exports.tokens.zzz: unknown key; known here: none",
+        "run.yaml:26: exports.tokens.zzz: unknown key; known here: supervise_end",
     ),
     "a misspelt policy": (
         replaced("policy: mark", "policy: rejct"),

@@ -48,7 +48,7 @@ def rows(count: int) -> list[TrainRow]:
 def test_every_row_is_exported_once_and_in_order(tmp_path: Path, count: int) -> None:
     table, out = tmp_path / "train.parquet", tmp_path / "train.jsonl.zst"
     write_table(table, SCHEMA, rows(count))
-    assert export(TOKENS, table, out, registry()) == count
+    assert export(TOKENS, table, out, registry()).rows == count
     assert list(read_records(out, TrainRow)) == rows(count)
 
 
@@ -105,5 +105,5 @@ def test_an_exporter_of_a_stranger_gets_its_options_and_the_rows(tmp_path: Path)
     write_table(tmp_path / "t", SCHEMA, rows(2))
     found = registry((str(tmp_path / "mine.py"),))
     settings = ExportSettings(exporter="ids", options={"separator": " "})
-    assert export(settings, tmp_path / "t", tmp_path / "out.txt", found) == 2
+    assert export(settings, tmp_path / "t", tmp_path / "out.txt", found).rows == 2
     assert (tmp_path / "out.txt").read_text() == "1 0 163606 2\n1 1 163606 2"

@@ -16,6 +16,7 @@ from helpers import response
 from msgspec import Struct
 
 from eyas import timing, train, verdicts
+from eyas.exporters.reports import ExportReport
 from eyas.mix import MixReport
 from eyas.prompts import PromptsReport
 from eyas.recordfile import write_records
@@ -26,7 +27,18 @@ from eyas.timing import Timing
 
 PAGE = Path(__file__).parent.parent / "docs" / "records.md"
 FILES: list[type[Struct]] = [
-    *(Prompt, PromptsReport, Response, Outcome, Timing, Verdict, TrainRow, MixReport, DatasetStats)
+    *(
+        Prompt,
+        PromptsReport,
+        Response,
+        Outcome,
+        Timing,
+        Verdict,
+        TrainRow,
+        MixReport,
+        ExportReport,
+        DatasetStats,
+    )
 ]
 COLUMNS: dict[type[Struct], Any] = {
     Timing: timing.SCHEMA,

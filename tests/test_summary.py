@@ -494,7 +494,8 @@ def test_outputs_are_the_declared_inputs_without_what_equal_runs_differ_in(run):
         f"{name}/{file}" for name in "AB" for file in per_dataset - {"timing.parquet", "servers.json"}
     }
     expected |= {f"train/{file}" for file in of_training_set}
-    assert outputs == expected | {f"train/exports/tokens/{side}.jsonl.zst" for side in ("train", "eval")}
+    exports = [f"train/exports/tokens/{side}.jsonl.zst" for side in ("train", "eval")]
+    assert outputs == expected | {*exports, *(f"{path}.report.json" for path in exports)}
 
 
 def test_files_of_an_earlier_run_are_not_outputs(run):

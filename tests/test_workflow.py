@@ -289,6 +289,28 @@ def test_a_change_runs_exactly_what_it_makes_stale(finished: Finished, change: C
         assert not asked and run.answers() == before
 
 
+@plain
+def test_an_exporter_added_leaves_the_training_rows_alone(finished: Finished) -> None:
+    run = finished.fresh()
+    run.config["exports"] = {"tokens": {}, "speculators": {}}
+    run.save()
+    before = {path: path.stat().st_mtime_ns for path in (run.folder / "results").rglob("*.parquet")}
+    with run.asked() as asked:
+        assert run.jobs() == Counter({"export_folder train": 2, "summary": 1})
+    assert not asked and {path: path.stat().st_mtime_ns for path in before} == before
+    made = run.folder / "results/train/exports/speculators"
+    assert sorted(path.name for path in made.iterdir()) == [
+        "eval",
+        "eval.report.json",
+        "train",
+        "train.report.json",
+    ]
+    summary = json.loads((run.folder / "results/summary/summary.json").read_bytes())
+    assert summary["exports"]["train/exports/speculators/train"]["same_ids_share"] == 1
+    outputs = json.loads((run.folder / "results/summary/manifest.json").read_bytes())["outputs"]
+    assert "train/exports/speculators/train/token_freq.pt" in outputs
+
+
 def reasons(output: str) -> str:
     """Why each job ran, in Snakemake's words."""
     return "\n".join(re.findall(r"(?m)^(?:local)?rule .*|^    reason: .*", output))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from eyas.exporters.reports import ExportReport
 from eyas.fit import Fit
 from eyas.hours import Throughput
 from eyas.mix import MixReport
@@ -87,7 +88,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """summary.json. warnings: sentences, for what nobody may overlook. unfinished: datasets that a partial report has no
     numbers of, and how far they are. servers: rates by server-manifest id. capacity: by the same, how many requests really ran
     and what bounds them, in a sentence. stages: those that Snakemake has a benchmark of. fit: how the training rows of each
-    dataset fit a trainer; that of the whole is in `mix`, which is null in a partial report.
+    dataset fit a trainer; that of the whole is in `mix`, which is null in a partial report. exports: by their path below results/.
     """
 
     warnings: list[str]
@@ -101,3 +102,4 @@ class Summary(Struct, frozen=True, kw_only=True):
     stages: dict[str, StageUse]
     fit: dict[str, Fit]
     mix: MixReport | None
+    exports: dict[str, ExportReport]

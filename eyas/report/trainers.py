@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eyas.fit import DRAFT_VOCABULARIES, Fit
 from eyas.report.figures import Summary
-from eyas.report.words import number, percent
+from eyas.report.words import listed, number, percent
 
 Table = tuple[list[str], list[list[str]]]
 WHOLE = "training set"
@@ -13,6 +13,9 @@ WHOLE = "training set"
 def tables(summary: Summary) -> dict[str, Table]:
     """All tables that have rows, each under a sentence that says what it tells."""
     found = {
+        "Each export was read again as its trainer does it. Left out: rows that the format cannot hold.": exports(
+            summary
+        ),
         "A trainer cuts rows at its maximum length, or drops those that are longer.": cuts(summary),
         "Share of supervised tokens that a draft vocabulary covers: of its own most frequent ids, and of the set's.": coverage(
             summary
@@ -68,6 +71,34 @@ def coverage(summary: Summary) -> Table:
             *(percent(shared.get(name, fit.coverage)[size]) for size in sizes),
         ]
         for name, fit in _fits(summary).items()
+    ]
+    return heads, rows
+
+
+def exports(summary: Summary) -> Table:
+    """What trainers see of the rows that were written for them."""
+    heads = [
+        "export",
+        "rows",
+        "left out",
+        "supervised tokens",
+        "end token",
+        "reasoning kept",
+        "exactly our ids",
+        "why not",
+    ]
+    rows = [
+        [
+            name.removeprefix("train/exports/"),
+            number(report.rows),
+            listed(report.left_out),
+            number(report.supervised_tokens),
+            "learnt" if report.supervises_end else "not learnt",
+            percent(report.reasoning_share),
+            percent(report.same_ids_share),
+            listed(report.differ_for),
+        ]
+        for name, report in summary.exports.items()
     ]
     return heads, rows
 

@@ -1,0 +1,43 @@
+"""Conversations for TorchSpec, which renders them by its own code and keeps the reasoning of the last answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from eyas.exporters.conversation import ConversationExporter, without_reasoning
+from eyas.plugins import Reading, Register, Told, hookimpl
+
+
+class TorchSpec(ConversationExporter):
+    """JSON lines of id and conversations, reasoning inline in the last answer, as TorchSpec reads them."""
+
+    # Source: TorchSpec's template kimi-k25-vlm: the header of an answer, its content, the end token; the mask leaves the end out.
+    name: ClassVar[str] = "torchspec"
+    suffix: ClassVar[str] = "jsonl"
+
+    @property
+    def supervises_end(self) -> bool:
+        return False
+
+    def unfit(self, row: Told) -> str | None:
+        return "the format has no tool definitions" if row.tools else super().unfit(row)
+
+    def line(self, told: Told) -> dict[str, Any]:
+        return {"id": told.row.id, "conversations": [*without_reasoning(told.messages), self.inline(told)]}
+
+    def read(self, path: Path) -> Iterator[Reading]:
+        target, end = self.target, self.target.answer_end()
+        for line in self.lines(path):
+            *before, answer = line["conversations"]
+            header = target.render(before, to_answer=True)
+            if target.open and header.rstrip().endswith(target.open):
+                header = header[: header.rindex(target.open)]
+            text = f"{header}{answer['content']}{end}"
+            yield Reading(ids=target.encode(text), text=text)
+
+
+@hookimpl
+def register_exporters(register: Register) -> None:
+    register(TorchSpec)

@@ -1,0 +1,164 @@
+"""Training rows of a real tokenizer and chat template, with what generation leaves in them, to be exported and read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from eyas.config import ExportSettings, ModelConfig
+from eyas.export import export
+from eyas.exporters.reports import ExportReport
+from eyas.exporters.target import Target
+from eyas.plugins import Reasoning, Told, registry
+from eyas.recordfile import write_records
+from eyas.records import Finish, Message, Origin, Prompt, Reply, TrainMetadata, TrainRow
+from eyas.render import Renderer
+from eyas.tables import write_table
+from eyas.train import SCHEMA
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Says how the weather is.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def user(content: str) -> Message:
+    return Message(role="user", content=content)
+
+
+def system(content: str) -> Message:
+    return Message(role="system", content=content)
+
+
+@dataclass
+class Made:
+    """Rows of one model in `folder`, and their exports."""
+
+    folder: Path
+    model: ModelConfig
+    prompts: list[Prompt] = field(default_factory=list)
+    rows: list[TrainRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        section = dict(self.model.reasoning)
+        reasoning = registry().create("reasoning", section.pop("name"), section, "model.reasoning")
+        assert isinstance(reasoning, Reasoning)
+        self.target = Target(self.model, reasoning)
+        told = replace(self.model, template_options=self.target.template_options)
+        self._renderer = Renderer(told, self.target.tokenizer, reasoning.prefill)
+
+    def add(
+        self,
+        key: str,
+        messages: list[Message],
+        output: str | list[int],
+        *,
+        tools: tuple[dict[str, Any], ...] = (),
+        cut: bool = False,
+        turn: int = 0,
+    ) -> TrainRow:
+        """The row of an answer; its ids are those of `output`, whose delimiters are tokens."""
+        origin = Origin(source="made", revision=None, file="f", row=1)
+        prompt = Prompt(
+            key=key,
+            messages=messages,
+            turns=[],
+            tools=list(tools),
+            origin=origin,
+            occurrence=0,
+            group=key,
+        )
+        start = self._renderer.render(prompt)
+        ids = self.target.encode(output) if isinstance(output, str) else output
+        tokenizer = self.target.tokenizer
+        text, ends = tokenizer.decode(ids)
+        finish = "length" if cut else "stop"
+        reply = Reply(
+            request=key,
+            prompt_ids=start,
+            output_ids=ids,
+            finish=Finish(type=finish),
+            text=text,
+            text_ends=ends,
+            stop_ids=tokenizer.stop_ids,
+            added_tokens=tokenizer.added_tokens,
+            control_ids=tokenizer.control_ids,
+            effective_max_new=len(ids),
+            constrained=False,
+        )
+        reasoning = self.target.reasoning.split(reply).reasoning_tokens
+        row = TrainRow(
+            id=f"d/{key}:{turn}:0",
+            primary_id=f"d/{key}",
+            input_ids=start + ids,
+            loss_mask=[0] * len(start) + [1] * len(ids),
+            metadata=TrainMetadata(
+                dataset="d",
+                group=key,
+                request=key,
+                finish=finish,
+                truncated=cut,
+                constrained=False,
+                reasoning_tokens=reasoning,
+                answer_tokens=len(ids) - reasoning,
+            ),
+        )
+        self.prompts.append(prompt)
+        self.rows.append(row)
+        return row
+
+    def export(self, exporter: str, **options: Any) -> tuple[Path, ExportReport]:
+        """Where the export lies, and its report."""
+        found = registry()
+        cls = found.find("exporter", exporter, "exports").cls
+        number = len(list(self.folder.glob("*.parquet")))
+        table, prompts = self.folder / f"{number}.parquet", self.folder / "d" / "prompts.jsonl.zst"
+        # The training set has an order of its own.
+        write_table(table, SCHEMA, self.rows[::-1])
+        write_records(prompts, self.prompts)
+        model = self.model if cls.takes is Told else None  # type: ignore[attr-defined]
+        name = f"train.{cls.suffix}" if cls.suffix else "train"  # type: ignore[attr-defined]
+        out = self.folder / f"{exporter}-{number}" / name
+        settings = ExportSettings(exporter=exporter, options=options, model=model)
+        return out, export(settings, table, out, found, [prompts])
+
+
+def qwen3(folder: Path, tokenizer: Path, **model: Any) -> Made:
+    """Six rows of Qwen3: with and without a system message, with a tool, cut in reasoning and behind it, without reasoning."""
+    fields = {"id": "Qwen/Qwen3-8B", "tokenizer": str(tokenizer), "reasoning": {"name": "qwen3"}, **model}
+    made = Made(folder, ModelConfig(**fields))
+    made.add("brief", [system("Be brief."), user("Hi, 2+2?")], "<think>\nI add.\n</think>\n\n4<|im_end|>")
+    made.add("emoji", [user("Hi, again!")], "<think>\nHm, héllo 😀\n</think>\n\nHello.<|im_end|>")
+    made.add("tool", [system("Help."), user("Rain?")], CALL, tools=(TOOL,))
+    made.add("cut", [user("Cut")], "<think>\nSo much to", cut=True)
+    made.add("late", [user("Late")], "<think>\nDone.\n</think>\n\nAn answ", cut=True)
+    made.add("bare", [user("Bare")], "Just so.<|im_end|>")
+    return made
+
+
+CALL = '<think>\nI ask.\n</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
+
+
+def kimi(folder: Path, tokenizer: Path) -> Made:
+    """Four rows of Kimi-K2.5, whose template drops the reasoning of finished answers."""
+    made = Made(
+        folder,
+        ModelConfig(
+            id="moonshotai/Kimi-K2.5",
+            tokenizer=str(tokenizer),
+            trust_remote_code=True,
+            reasoning={"name": "kimi_k2.5"},
+        ),
+    )
+    made.add("brief", [system("Be brief."), user("Hi, 2+2?")], "I add: 4</think>4<|im_end|>")
+    made.add("emoji", [user("Hi, again!")], "Hm, héllo 😀</think>Hello.<|im_end|>")
+    made.add("cut", [user("Cut")], "So much to", cut=True)
+    made.add("late", [user("Late")], "Done.</think>An answ", cut=True)
+    return made
