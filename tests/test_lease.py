@@ -42,7 +42,7 @@ GONE = (
 
 def access(state: Path, model_path: str | None = None, **server: Any) -> AccessSettings:
     options = {"name": "llamacpp", "model_file": model_path or str(model_file()), "slots": 2}
-    fields = {"engine": options, "state": str(state), "idle_timeout": IDLE, "start_timeout": 60.0, **server}
+    fields = {"engine": options, "state": str(state), "idle_timeout": IDLE, "start_timeout": 300.0, **server}
     return AccessSettings(
         model=msgspec.structs.replace(MODEL, sha256=None), server=ServerConfig(**fields), plugins=[]
     )
