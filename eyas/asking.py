@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -96,11 +96,12 @@ class _Job:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that is at a server since `started`, Unix time in s."""
+    """A request that was at a server from `started` until all asking ended, both Unix time in s."""
 
     unit: Unit
     sample: int
     started: float
+    ended: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ class Asking:
         while not self.budget.reached:
             self._raise_failures()
             if time.monotonic() > self.end:
-                self.unfinished = list(self.asked.values())
+                now = time.time()
+                self.unfinished = [replace(one, ended=now) for one in self.asked.values()]
                 return
             while not self.failure and self._may_ask():
                 job = self.later.popleft() if self.later else await anext(jobs, None)
@@ -463,6 +465,7 @@ class Asking:
             self._rate(progress)
             self.lookout.look(self.show.path.parent, busy=more)
             progress.alarms = self.lookout.alarms
+            progress.gpus = [(gpu.busy, gpu.memory) for gpu in self.lease.shares.gpus]
             self.stirred.set()
             await asyncio.sleep(TICK)
 

@@ -824,8 +824,9 @@ class PlannedDataset(Section, frozen=True):
 
 
 class PlanSettings(Section, frozen=True):
-    """What decides results/plan/."""
+    """What decides results/plan/. model: its name."""
 
+    model: str
     plan: PlanConfig
     server: ServerConfig
     datasets: dict[str, PlannedDataset]
@@ -977,6 +978,7 @@ class Stages:
     def plan(self) -> PlanSettings:
         sections = self.config.datasets
         return PlanSettings(
+            model=self.model.id,
             plan=self.config.plan,
             server=self.config.server,
             datasets={

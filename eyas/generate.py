@@ -129,13 +129,7 @@ def _ask(
 
     from eyas.asking import Asking  # and with it what only asking needs
 
-    lookout = Lookout(
-        plan.settings.model.reasoning,
-        access.checks,
-        registry,
-        reasoning_expected=plan.settings.reasoning_required,
-        plan=access.plan,
-    )
+    lookout = lookout_of(plan, access, registry)
     with connected(access, registry) as (engine, lease), Journal(journal_folder) as journal:
         asking = Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout)
         # What is there by now stays; a full collection that looked at all of it would hold up the event loop.
@@ -145,6 +139,17 @@ def _ask(
             uvloop.run(asking.run())
         finally:
             gc.unfreeze()
+
+
+def lookout_of(plan: Plan, access: AccessSettings, registry: Registry) -> Lookout:
+    """What raises alarms while a dataset is asked."""
+    return Lookout(
+        plan.settings.model.reasoning,
+        access.checks,
+        registry,
+        reasoning_expected=plan.settings.reasoning_required,
+        plan=access.plan,
+    )
 
 
 @contextmanager

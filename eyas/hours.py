@@ -108,6 +108,12 @@ def throughput(started: Times, finished: Times, tokens: Sequence[int] | npt.NDAr
     )
 
 
+def come_by(instants: Floats, start: Floats, end: Floats, amount: Floats) -> Floats:
+    """How much of the replies' `amount` had come by each of `instants`, if it came evenly from `start` to `end`."""
+    lasted = np.maximum(end - start, 1e-9)
+    return np.array([(amount * np.clip((instant - start) / lasted, 0, 1)).sum() for instant in instants])
+
+
 def _pace(seconds: float, completions: float, output_tokens: float) -> Pace:
     busy = seconds > 0
     return Pace(

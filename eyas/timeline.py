@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
+from eyas.hours import come_by
+
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)  # s
 MOST_BINS = 120
 LEAST_PAUSE = 60.0  # s with nothing in flight that count as a pause
@@ -60,26 +62,20 @@ def timeline(replies: pd.DataFrame, manifests: Mapping[str, Any]) -> Timeline | 
             86400 * math.ceil(whole / 86400 / MOST_BINS),
         )
     )
-    edges = np.arange(max(math.ceil(whole / width), 1) + 1) * width
+    edges = np.arange(max(math.ceil(whole / width), 1) + 1, dtype=np.float64) * width
     tokens = replies["output_tokens"].to_numpy(dtype=np.float64)
     again = end[replies["attempt"].to_numpy() > 1]
     return Timeline(
         began=began,
         width=width,
-        tokens_per_second=_rounded(np.diff(_until(edges, start, end, tokens)) / width),
-        in_flight=_rounded(np.diff(_until(edges, start, end, end - start)) / width),
+        tokens_per_second=_rounded(np.diff(come_by(edges, start, end, tokens)) / width),
+        in_flight=_rounded(np.diff(come_by(edges, start, end, end - start)) / width),
         asked_again=np.histogram(np.minimum(again, edges[-1]), edges)[0].tolist(),
         events=sorted(
             [*_pauses(start, end, whole), *_servers(replies["server"].astype(str), start, manifests)],
             key=lambda event: event.seconds,
         ),
     )
-
-
-def _until(edges: Floats, start: Floats, end: Floats, amount: Floats) -> Floats:
-    """How much of the replies' `amount` had come by each of `edges`, if it came evenly from `start` to `end`."""
-    lasted = np.maximum(end - start, 1e-9)
-    return np.array([(amount * np.clip((edge - start) / lasted, 0, 1)).sum() for edge in edges])
 
 
 def _rounded(values: Floats) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -59,14 +60,24 @@ class Step:
 class Plan:
     """What is to be answered: keys in the fixed order, and the requests behind each turn of each sample."""
 
-    def __init__(self, settings: GenerateSettings, prompts: Path, registry: Registry) -> None:
+    def __init__(
+        self,
+        settings: GenerateSettings,
+        prompts: Path,
+        registry: Registry,
+        *,
+        first: int | None = None,
+        from_sample: int = 0,
+    ) -> None:
+        """first: how many prompts, None for all. from_sample: number of the first sample; those of a run begin at 0."""
         self.reasoning = _reasoning(settings, registry)
         self.settings = replace(settings, model=with_options(settings.model, self.reasoning))
-        self._prompts = prompts
-        self.prompts = read_seal(prompts).rows
+        self._prompts, self._from_sample = prompts, from_sample
+        rows = read_seal(prompts).rows
+        self.prompts = rows if first is None else min(first, rows)
         self.planned = self.prompts * settings.samples
         if settings.turns == "all":
-            self.planned = sum(map(self.answers, read_records(prompts, Prompt)))
+            self.planned = sum(map(self.answers, self._read()))
         # An end that was missing from the tokenizer's files, or is new there, makes other answers.
         stop_ids = load_tokenizer(settings.model).stop_ids if settings.model.tokenizer is not None else []
         self._hasher = Hasher(settings.model, settings.sampling, stop_ids)
@@ -78,8 +89,11 @@ class Plan:
 
     def units(self, journal: Journal) -> Iterator[Unit]:
         """The first turns of all keys, rendered as far as the journal knows them."""
-        for index, prompt in enumerate(read_records(self._prompts, Prompt)):
+        for index, prompt in enumerate(self._read()):
             yield self._known(index, prompt, 0, journal)
+
+    def _read(self) -> Iterator[Prompt]:
+        return islice(read_records(self._prompts, Prompt), self.prompts)
 
     def _known(self, index: int, prompt: Prompt, turn: int, journal: Journal) -> Unit:
         name = render_hash(prompt, self.identity)
@@ -151,7 +165,7 @@ class Plan:
 
     def request(self, prompt_ids: list[int], sample: int, occurrence: int) -> str:
         """The hash of one request."""
-        return self._hasher.hash(prompt_ids, sample, occurrence)
+        return self._hasher.hash(prompt_ids, self._from_sample + sample, occurrence)
 
     def new_budget(self) -> Budget:
         return Budget(self.settings.budget_tokens, self.settings.sampling.max_new_tokens)

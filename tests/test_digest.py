@@ -27,7 +27,13 @@ STAGES = (*DATASET_STAGES, "mix", "export", "summary")
 LATE = {stage: ["eyas.sources.files"] for stage in STAGES}
 LATE["generate"] += ["eyas.asking", "eyas.server.lease"]
 # What only transport modules import.
-BEHIND_TRANSPORT = {"eyas.admission", "eyas.server", "eyas.server.shares", "eyas.server.state"}
+BEHIND_TRANSPORT = {
+    "eyas.admission",
+    "eyas.server",
+    "eyas.server.gpus",
+    "eyas.server.shares",
+    "eyas.server.state",
+}
 ON_DEMAND = {"eyas.ranked", "eyas.remote_tokenizer"}  # loaded for tokenizers of some kinds alone
 
 

@@ -61,6 +61,7 @@ FLOORS = [
         "prompts",
         "generate",
         "pilot",
+        "pilot_report",
         "validate",
         "stats",
         "train",

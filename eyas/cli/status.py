@@ -161,7 +161,21 @@ def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  ".join(left + right).rstrip())
     notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
-    return [*lines, *notes, *_alarms(states)]
+    return [*lines, *notes, *_gpus(states), *_alarms(states)]
+
+
+def _gpus(states: Sequence[tuple[Progress, str]]) -> list[str]:
+    """How busy the GPUs of the server's host are, as the dataset that wrote last has it."""
+    told = [progress for progress, shown in states if progress.gpus and is_active(shown)]
+    if not told:
+        return []
+    busy, memory = zip(*max(told, key=lambda progress: progress.updated).gpus, strict=True)
+    return [f"GPUs: {len(busy)}, {_span(busy)} busy, {_span(memory)} of their memory taken"]
+
+
+def _span(shares: Sequence[float]) -> str:
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _alarms(states: Sequence[tuple[Progress, str]]) -> list[str]:

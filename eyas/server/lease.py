@@ -38,6 +38,7 @@ from eyas.server.state import Endpoint, Plan, Process, State, locked
 POLL = 0.25  # s between two looks at a server that loads
 LOOK_INTERVAL = 0.5  # s for which a look at a server's model is good: none is replaced in less
 STRAGGLERS = 5.0  # s in which a look under way may still end once enough of the others generate
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 STOP_WAIT = 30.0  # s for a supervisor that is on its way out
 LOG_TAIL = 65536  # bytes of server.log in which a cause of failure is looked for
 
@@ -207,6 +208,7 @@ def hold(
 
         ready = _wait_until_ready(engine, urls, key, 1, server.start_timeout, log, late, lambda: None)
         client.update(ready=True)
+        client.beside_server = any(urlsplit(url).hostname in LOOPBACK for url in urls)
         yield Lease(Shares(client, server), engine, urls, key, ready, lambda: None, None)
 
 
@@ -348,6 +350,7 @@ class _Started:
                 check,
             )
             client.update(ready=True)
+            client.beside_server = endpoint.host == socket.gethostname()
             yield Lease(
                 Shares(client, self.server),
                 self.engine,
@@ -497,7 +500,7 @@ class _Started:
 
     def _check_reachable(self, endpoint: Endpoint) -> None:
         names = {urlsplit(url).hostname for url in endpoint.urls}
-        if endpoint.host != socket.gethostname() and names & {"127.0.0.1", "localhost", "::1"}:
+        if endpoint.host != socket.gethostname() and names & LOOPBACK:
             raise EyasError(
                 f"server.engine.host: the server on {endpoint.host} listens to its own host only; let it listen on 0.0.0.0, or give this run a server.state of its own"
             )

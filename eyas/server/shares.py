@@ -18,6 +18,7 @@ import msgspec
 from eyas.admission import Gate, new_gate
 from eyas.config import ServerConfig
 from eyas.errors import EyasError
+from eyas.server.gpus import Gpu, look
 from eyas.server.state import BEAT, Heartbeat, State, locked, write_private
 
 TURN = 30.0  # s after which another client has what is left over
@@ -48,10 +49,14 @@ def all_lanes(server: ServerConfig) -> int:
 
 
 class Client:
-    """This process's heartbeat: a file, and a thread that rewrites it each second."""
+    """This process's heartbeat: a file, and a thread that rewrites it each second.
+
+    beside_server: the server runs on this host, so its GPUs are told too.
+    """
 
     def __init__(self, state: State, settings: str, lane: str | None = None) -> None:
         self.state, self.lane = state, lane
+        self.beside_server = False
         self.path = state.heartbeat_path()
         self._beat = Heartbeat(settings, lane=lane)
         self._lock = threading.Lock()
@@ -85,7 +90,7 @@ class Client:
     def _run(self) -> None:
         while not self._stop.wait(BEAT):
             try:
-                self.update()
+                self.update(gpus=look() if self.beside_server else [])
             except OSError:
                 # A full disk must not look like death.
                 with contextlib.suppress(OSError):
@@ -99,6 +104,7 @@ class Shares:
         self._client, self._server = client, server
         self._granted = 0
         self._granted_at = float("-inf")
+        self.gpus: list[Gpu] = []  # of the server's host, as told by whoever runs there
 
     def share(self, outstanding: dict[str, int], demand: int) -> int:
         """How many requests this client may have in flight now; it may hold fewer than it has.
@@ -112,7 +118,8 @@ class Shares:
             return self._granted
         mine = self._client.path.name
         with locked(self._client.state.shares_lock):
-            beats = self._client.others()
+            beats = self._client.state.live_clients()
+            self.gpus = next((beat.gpus for beat in beats.values() if beat.gpus), [])
             beats[mine] = Heartbeat("", lane=self._client.lane, outstanding=outstanding, demand=demand)
             wanted = self._within_lanes(beats)
             through = sum(self._gates(list(outstanding)).values())

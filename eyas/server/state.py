@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from eyas.admission import Gate
 from eyas.errors import EyasError
+from eyas.server.gpus import Gpu
 
 BEAT = 1.0  # s between heartbeats
 STALE = 10.0  # s after which a heartbeat counts as dead
@@ -61,7 +62,8 @@ class Endpoint(Struct, frozen=True):
 class Heartbeat(Struct, frozen=True):
     """One client. `granted` is what it may have in flight, `outstanding` what it has at each server, `demand` what it could use.
 
-    ready: it has seen the server generate. settings: which server it needs. time: Unix time in s, for people.
+    ready: it has seen the server generate. settings: which server it needs. gpus: of its host, if the server is there.
+    time: Unix time in s, for people.
     """
 
     settings: str
@@ -70,6 +72,7 @@ class Heartbeat(Struct, frozen=True):
     outstanding: dict[str, int] = {}
     granted: int = 0
     demand: int = 0
+    gpus: list[Gpu] = []
     time: float = 0.0
 
     @property

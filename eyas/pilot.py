@@ -1,0 +1,181 @@
+"""The pilot of one dataset: its first answers, and how fast this server makes them.
+
+It asks the run's own first requests, so their answers go into the journal and nothing is wasted. Where most of them are
+there already, they tell how long answers are but not how fast they come now: then the same prompts are asked again under
+other request hashes, timed, and thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from eyas.config import AccessSettings, PilotSettings
+from eyas.generate import connected, lookout_of
+from eyas.journal import Journal, JournalWriter
+from eyas.judge import Judge
+from eyas.pilot_report import Observation, PilotReport
+from eyas.plugins import Registry
+from eyas.progress import Progress, ProgressFile
+from eyas.recordfile import atomic, read_records
+from eyas.records import Prompt
+from eyas.units import Accepts, Plan, Step, place
+
+if TYPE_CHECKING:
+    from eyas.asking import Asked
+
+TIMED_SHARE = 0.5  # of the pilot's answers must be asked by it, or speed is measured by a probe
+PROBE_SAMPLE = 1 << 20  # sample numbers from here on are no run's
+SLOW_QUANTILE = (
+    0.1  # of the finished answers' speeds: a running one has at least what such a slow one would have
+)
+
+
+def pilot(
+    settings: PilotSettings,
+    access: AccessSettings,
+    minutes: float,
+    prompts: Path,
+    journal: Path,
+    out: Path,
+    progress: Path,
+    registry: Registry,
+) -> PilotReport:
+    """Asks for the first answers of a dataset, for `minutes` at most, and writes what was seen to `out`.
+
+    Raises EyasError when there is no server or the run must stop; finished answers are in the journal by then.
+    """
+    generation = settings.generate
+    plan = Plan(generation, prompts, registry, first=settings.prompts)
+    shown = Progress(
+        dataset=generation.dataset,
+        state="waiting",
+        planned=plan.planned,
+        samples=generation.samples,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )
+    with (
+        ProgressFile(progress, shown) as show,
+        connected(access, registry) as (engine, lease),
+    ):
+        lookout = lookout_of(plan, access, registry)
+
+        def ask(plan: Plan, folder: Path) -> list[Asked]:
+            """Fills the journal in `folder`; returns what was not finished in time."""
+            import uvloop
+
+            from eyas.asking import Asking
+
+            with JournalWriter(folder) as writer, Journal(folder) as known:
+                accepts = Accepts(generation, registry)
+                asking = Asking(
+                    plan, accepts, access, engine, lease, known, writer, show, lookout, minutes * 60
+                )
+                uvloop.run(asking.run())
+                return asking.unfinished
+
+        began = time.time()
+        unfinished = ask(plan, journal)
+        with Journal(journal) as known:
+            answers = list(
+                _answers(plan, known, Judge(generation.model.reasoning, settings.checks, registry), began)
+            )
+            sizes = {unit.prompt.key: bytes_of(unit.prompt) for unit in plan.units(known)}
+            without_answer = sum(
+                step.status in ("refused", "not_reached") for _, _, step in _steps(plan, known)
+            )
+        seen = [*answers, *_running(unfinished, answers, sizes)]
+        if sum(one.timed for one in answers) < TIMED_SHARE * len(answers):
+            probe = Plan(generation, prompts, registry, first=settings.prompts, from_sample=PROBE_SAMPLE)
+            with tempfile.TemporaryDirectory() as folder:
+                ask(probe, Path(folder))
+                with Journal(folder) as known:
+                    seen += _answers(probe, known, None, began)
+        shown.state = "done"
+    report = PilotReport(
+        dataset=generation.dataset,
+        prompt_bytes=[
+            bytes_of(prompt) for prompt in read_records(prompts, Prompt) for _ in range(plan.answers(prompt))
+        ],
+        without_answer=without_answer,
+        servers=dict(map(lease.server, lease.manifests)),
+        observations=seen,
+    )
+    with atomic(out) as temporary:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return report
+
+
+def _steps(plan: Plan, journal: Journal) -> Iterator[tuple[Prompt, int, Step]]:
+    """Every answer that `plan` has, with the first prompt of its conversation and its sample."""
+    for unit in plan.units(journal):
+        for sample in range(plan.settings.samples):
+            for step in plan.walk(unit, sample, journal):
+                yield unit.prompt, sample, step
+
+
+def _answers(plan: Plan, journal: Journal, judge: Judge | None, began: float) -> Iterator[Observation]:
+    """The answers of `plan` that are there; without a judge they are a probe's. began: when the pilot did, Unix time in s."""
+    for prompt, sample, step in _steps(plan, journal):
+        if step.status != "answered":
+            continue
+        assert step.request is not None
+        entry = journal.answered(step.request)
+        assert entry is not None
+        verdict = judge.judge(place(entry.reply, prompt.key, step.turn, sample)) if judge else None
+        yield Observation(
+            kind="answer" if judge else "probe",
+            key=prompt.key,
+            turn=step.turn,
+            sample=sample,
+            timed=entry.delivery.started >= began,
+            started=entry.delivery.started,
+            finished=entry.delivery.finished,
+            prompt_bytes=bytes_of(prompt),
+            prompt_tokens=len(entry.reply.prompt_ids),
+            output_tokens=len(entry.reply.output_ids),
+            reasoning_tokens=verdict.reasoning_tokens if verdict else None,
+            accepted=verdict.accepted if verdict else None,
+            truncated=verdict.truncated if verdict else None,
+        )
+
+
+def _running(
+    unfinished: Sequence[Asked], answers: Sequence[Observation], sizes: Mapping[str, int]
+) -> Iterator[Observation]:
+    """What was still at the server: as many tokens, at least, as a slow answer has after that time.
+
+    sizes: bytes of the first prompts, by key.
+    """
+    speeds = [
+        one.output_tokens / (one.finished - one.started) for one in answers if one.finished > one.started
+    ]
+    slow = float(np.quantile(speeds, SLOW_QUANTILE)) if speeds else 0.0
+    for one in unfinished:
+        assert one.unit.ids is not None
+        yield Observation(
+            kind="running",
+            key=one.unit.prompt.key,
+            turn=one.unit.turn,
+            sample=one.sample,
+            timed=True,
+            started=one.started,
+            finished=one.ended,
+            prompt_bytes=sizes[one.unit.prompt.key],
+            prompt_tokens=len(one.unit.ids),
+            output_tokens=int(slow * (one.ended - one.started)),
+        )
+
+
+def bytes_of(prompt: Prompt) -> int:
+    """Size of a prompt: messages and tools as JSON."""
+    return len(msgspec.json.encode(prompt.messages)) + len(msgspec.json.encode(prompt.tools))

@@ -1,0 +1,70 @@
+"""How busy GPUs are, from NVML to the status display; there is no GPU here, so NVML's answers are made up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from eyas.cli.status import table
+from eyas.config import ServerConfig
+from eyas.progress import Progress
+from eyas.server import gpus
+from eyas.server.gpus import Gpu, look
+from eyas.server.shares import Client, Shares
+from eyas.server.state import State
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two GPUs, the second busier."""
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda at: at)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda at: SimpleNamespace(gpu=50 + 40 * at))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda at: SimpleNamespace(used=90, total=100))
+    gpus._open.cache_clear()
+    yield
+    gpus._open.cache_clear()
+
+
+def test_shares_of_time_and_memory(two: None) -> None:
+    assert look() == [Gpu(0.5, 0.9), Gpu(0.9, 0.9)]
+
+
+def test_a_host_without_nvml_has_none() -> None:
+    gpus._open.cache_clear()
+    assert look() == []
+
+
+def test_a_gpu_that_falls_off_the_bus_is_no_error(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_handle: object) -> None:
+        raise pynvml.NVMLError_GpuIsLost
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lost)
+    assert look() == []
+
+
+def test_a_job_on_another_host_is_told_by_the_one_beside_the_server(
+    two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.server.shares.BEAT", 0.01)
+    state = State(tmp_path)
+    with Client(state, "") as beside, Client(state, "") as elsewhere:
+        beside.beside_server = True
+        shares = Shares(elsewhere, ServerConfig(engine={"name": "x"}))
+        deadline = time.monotonic() + 30
+        while not shares.gpus and time.monotonic() < deadline:
+            time.sleep(0.3)
+            shares.share({}, 1)
+        assert shares.gpus == [Gpu(0.5, 0.9), Gpu(0.9, 0.9)]
+
+
+def test_status_has_a_line_for_them() -> None:
+    progress = Progress(dataset="a", state="generating", planned=9, gpus=[(0.5, 0.9), (0.9, 0.9)])
+    assert table([(progress, "generating")])[-1] == "GPUs: 2, 50% to 90% busy, 90% of their memory taken"
+    assert "GPUs" not in table([(progress, "done")])[-1]

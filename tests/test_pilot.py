@@ -1,0 +1,67 @@
+"""The pilot of one dataset, against the fake server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stage import Stage, fake_server
+
+from eyas.pilot import pilot
+from eyas.pilot_report import PilotReport, read_pilot
+
+pytestmark = pytest.mark.service
+
+
+def run(stage: Stage, url: str, prompts: int, minutes: float = 5.0) -> PilotReport:
+    _, access, stages = stage.settings(url)
+    settings = stages.pilot(stage.name)
+    return pilot(
+        type(settings)(
+            generate=settings.generate, checks=settings.checks, prompts=prompts, server=settings.server
+        ),
+        access,
+        minutes,
+        stage.paths.prompts,
+        stage.paths.journal,
+        stage.folder / "pilot.json",
+        stage.paths.progress,
+        stages.registry,
+    )
+
+
+def test_it_asks_the_first_prompts_and_says_what_came(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [f"Question {n}?" for n in range(30)])
+    with fake_server(tmp_path) as server:
+        report = run(stage, server.url, 10)
+        assert len(server.lines()) == 10
+        stage.run(server.url)
+        assert len(server.lines()) == 30, "the run asks the others"
+    assert report == read_pilot(tmp_path / "pilot.json")
+    assert [one.key for one in report.observations] == [f"k{n}" for n in range(10)]
+    answers = {response.key: response for response in stage.responses()}
+    for one in report.observations:
+        answer = answers[one.key]
+        assert (one.output_tokens, one.prompt_tokens) == (len(answer.output_ids), len(answer.prompt_ids))
+        assert one.timed and one.started <= one.finished and one.accepted is not None
+    assert len(report.prompt_bytes) == 30 and report.without_answer == 0
+    assert [manifest["engine"] for manifest in report.servers.values()] == ["fake"]
+
+
+def test_prompts_that_cannot_be_asked_are_counted(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["x" * 9000, *(f"Question {n}?" for n in range(9))])
+    with fake_server(tmp_path) as server:
+        report = run(stage, server.url, 10)
+    assert report.without_answer == 1 and len(report.observations) == 9
+
+
+def test_what_is_still_running_at_the_end_is_told_as_such_and_asked_by_the_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [*(f"Question {n}?" for n in range(5)), "slow question"])
+    with fake_server(tmp_path, "--slow", "slow question") as server:
+        report = run(stage, server.url, 6, minutes=0.6 / 60)
+        kinds = {one.key: one.kind for one in report.observations}
+        stage.run(server.url)
+    assert kinds["k5"] == "running"
+    running = report.observations[-1]
+    assert running.accepted is None and 0 < running.finished - running.started < 1
+    assert len(stage.responses()) == 6

@@ -1,0 +1,190 @@
+"""The plan stage: from what pilots saw to hours that a person can trust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from markupsafe import escape
+
+from eyas.config import PlanConfig, PlannedDataset, PlanSettings, ServerConfig
+from eyas.errors import EyasError
+from eyas.pilot_report import Observation, PilotReport
+from eyas.plan import make, plan
+from eyas.report.plan import Plan, lead, markdown, tables
+
+RATE, AT_ONCE = 20.0, 10  # tokens/s of one request; requests at a time
+SERVER = {"engine": {"name": "llamacpp"}, "concurrency": AT_ONCE}
+
+
+def observations(
+    lengths: list[int], *, kind: str = "answer", timed: bool = True, **fields: Any
+) -> list[Observation]:
+    """Answers of these lengths through AT_ONCE slots, each of RATE tokens/s."""
+    free = [1_700_000_000.0] * AT_ONCE
+    made = []
+    for at, length in enumerate(lengths):
+        slot = free.index(min(free))
+        started, free[slot] = free[slot], free[slot] + length / RATE
+        made.append(
+            Observation(
+                kind=kind,  # type: ignore[arg-type]
+                key=f"k{at}",
+                turn=0,
+                sample=0,
+                timed=timed,
+                started=started,
+                finished=free[slot],
+                prompt_bytes=400,
+                prompt_tokens=100,
+                output_tokens=length,
+                reasoning_tokens=length // 2,
+                accepted=True,
+                truncated=False,
+                **fields,
+            )
+        )
+    return made
+
+
+def report(lengths: list[int], planned: int, dataset: str = "a", **fields: Any) -> PilotReport:
+    values: dict[str, Any] = {
+        "dataset": dataset,
+        "prompt_bytes": [400] * planned,
+        "without_answer": 0,
+        "servers": {"s1": {"processes": 1}},
+        "observations": observations(lengths),
+    }
+    return PilotReport(**values | fields)
+
+
+def settings(budget: int | None = None, *names: str, **changes: Any) -> PlanSettings:
+    server = msgspec.convert(SERVER, ServerConfig)
+    one = PlannedDataset(budget_tokens=budget, max_new_tokens=4096, lane=None)
+    return PlanSettings(
+        model="org/<model>",
+        plan=PlanConfig(**changes),
+        server=server,
+        datasets=dict.fromkeys(names or ("a",), one),
+    )
+
+
+def lengths(count: int = 64, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(200, 1000, count).tolist()
+
+
+def test_hours_are_generated_tokens_over_the_measured_rate() -> None:
+    drawn = lengths()
+    made = make(settings(drift_sd=0.0), [report(drawn, 10_000)])
+    truth = 10_000 * np.mean(drawn) / (RATE * AT_ONCE) / 3600
+    total = made.projection.full.total.hours
+    assert total.low < truth < total.high and total.mean == pytest.approx(truth, rel=0.1)
+    assert made.projection.tokens_per_second.mean == pytest.approx(RATE * AT_ONCE, rel=0.03)
+    assert made.projection.budgeted is None
+
+
+def test_a_budget_ends_the_run_earlier() -> None:
+    made = make(settings(500_000), [report(lengths(), 10_000)])
+    assert made.projection.budgeted is not None
+    hours = made.projection.budgeted.total.hours
+    assert hours.low < 500_000 / (RATE * AT_ONCE) / 3600 < 1.05 * hours.high
+    assert "until the budgets are reached" in lead(made)
+
+
+def test_what_will_not_be_had_is_not_planned() -> None:
+    """Of 64 and 16, 16 had no answer: a fifth of the run's prompts will have none either."""
+    made = make(settings(), [report(lengths(), 10_000, without_answer=16)])
+    assert made.projection.full.total.responses.mean == pytest.approx(8_000)
+
+
+def test_a_probe_tells_the_speed_and_the_run_s_own_answers_the_lengths() -> None:
+    own = observations([300] * 64, timed=False)
+    probe = observations([900] * 64, kind="probe")
+    made = make(settings(), [report([], 1_000, observations=[*own, *probe])])
+    assert made.projection.full.total.output_tokens.mean == pytest.approx(300_000, rel=0.05)
+    assert made.projection.tokens_per_second.mean == pytest.approx(RATE * AT_ONCE, rel=0.05)
+
+
+def test_answers_that_still_ran_are_long_ones() -> None:
+    drawn = lengths(40)
+    cut = [
+        msgspec.structs.replace(
+            one, kind="running", output_tokens=900, accepted=None, truncated=None, reasoning_tokens=None
+        )
+        for one in observations([900] * AT_ONCE)
+    ]
+    seen = [*observations(drawn), *cut]
+    ignoring = make(settings(), [report(drawn, 1_000)]).projection
+    made = make(settings(), [report([], 1_000, observations=seen)]).projection
+    assert made.still_running == AT_ONCE
+    assert made.full.total.output_tokens.mean > 1.1 * ignoring.full.total.output_tokens.mean
+
+
+def test_pilots_of_two_servers_are_not_thrown_together() -> None:
+    other = report(lengths(), 100, "b", servers={"s2": {"processes": 1}})
+    with pytest.raises(
+        EyasError, match=r"the pilots of a were made on another server than that of b; run .*--forcerun"
+    ):
+        make(settings(None, "a", "b"), [report(lengths(), 100), other])
+
+
+def test_the_drain_of_the_pilot_is_not_its_speed() -> None:
+    made = make(settings(), [report([1000] * 60 + [4000], 10_000)])
+    assert made.projection.tokens_per_second.mean == pytest.approx(RATE * AT_ONCE, rel=0.05)
+
+
+def test_a_pilot_too_small_to_fill_the_server_says_so() -> None:
+    one_by_one = [
+        msgspec.structs.replace(one, started=1e9 + 50 * at, finished=1e9 + 50 * at + (49 if at else 99))
+        for at, one in enumerate(observations([1000] * 8))
+    ]
+    made = make(settings(), [report([], 100, observations=one_by_one)])
+    assert not made.queue_full and "ask more prompts (plan.prompts)" in markdown(made)
+    assert make(settings(), [report(lengths(), 10_000)]).queue_full
+
+
+def test_what_the_server_runs_is_not_more_than_it_can_hold() -> None:
+    capacity = {"tokens": 3_000, "max_running": None, "conservativeness": 1.0}
+    made = make(
+        settings(), [report(lengths(), 10_000, servers={"s1": {"processes": 1, "capacity": capacity}})]
+    )
+    assert made.binding is not None and made.binding.startswith("10 in flight, about ")
+    assert made.projection.running < AT_ONCE
+
+
+def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:
+    pilot = tmp_path / "a.pilot.json"
+    pilot.write_bytes(msgspec.json.encode(report(lengths(), 10_000)))
+    made = plan(settings(1_000_000, hidden_size=4096, gpus=8), [pilot], tmp_path)
+    assert msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=Plan) == made
+    text = (tmp_path / "plan.md").read_text()
+    assert text == markdown(made) and lead(made) in text
+    assert made.projection.full.total.gpu_hours.mean == pytest.approx(
+        8 * made.projection.full.total.hours.mean
+    )
+    for what in (
+        "hidden states",
+        "GPU-hours",
+        "by count ÷ rate",
+        "drift_sd",
+        "accepted tokens",
+        "max_new_tokens 2,048",
+    ):
+        assert what in text
+    page = (tmp_path / "plan.html").read_text()
+    assert "org/&lt;model&gt;" in page and "<script" not in page and lead(made) in page
+    for one in tables(made):
+        for cell in (one.title, *one.heads, *(cell for row in one.rows for cell in row)):
+            assert str(escape(cell)) in page and cell in text
+    again = make(settings(1_000_000, hidden_size=4096, gpus=8), [report(lengths(), 10_000)])
+    assert again == made, "the same pilots give the same plan"
+
+
+def test_a_damaged_pilot_names_file_and_remedy(tmp_path: Path) -> None:
+    pilot = tmp_path / "a.pilot.json"
+    pilot.write_text('{"dataset": "a"}')
+    with pytest.raises(EyasError, match=r"a\.pilot\.json: .*; delete it and run `snakemake plan` again"):
+        plan(settings(), [pilot], tmp_path)
