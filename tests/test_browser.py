@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from browser import DESK, OVERFLOW, PHONE, check, chromium, opened
 from made_results import verdict
 from playwright.sync_api import Browser
+from test_plan import lengths
+from test_plan import report as pilot_report
+from test_plan import settings as plan_settings
 from test_report import EVIL, HOSTILE, report
 
+from eyas.plan import plan
 from eyas.records import Outcome
 from eyas.report.words import number, percent, visible
 
@@ -121,3 +126,24 @@ def test_a_report_without_answers_or_of_a_part_is_whole_too(chromium: Browser, t
     refused = Outcome(key="u", turn=0, sample=0, status="refused", reason="too long")
     report(tmp_path, {"A": ([], [refused])})
     check(chromium, tmp_path / "out" / "report.html", PHONE, "light")
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")]
+)
+def test_the_plan_can_be_read_and_says_what_plan_json_says(
+    chromium: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    pilots = []
+    for name in ("a", "b"):
+        pilots.append(tmp_path / f"{name}.pilot.json")
+        pilots[-1].write_bytes(msgspec.json.encode(pilot_report(lengths(), 10_000, name)))
+    plan(plan_settings(1_000_000, "a", "b", hidden_size=4096, gpus=8), pilots, tmp_path)
+    path = tmp_path / "plan.html"
+    check(chromium, path, width, scheme)
+    told = json.loads((tmp_path / "plan.json").read_bytes())["projection"]
+    with opened(chromium, path, width, scheme) as page:
+        hours = told["budgeted"]["total"]["hours"]["mean"]
+        assert page.inner_text("#hours-with-budgets") == f"{hours:,.2f} h"
+        assert page.inner_text("#output-tokens") == f"{told['full']['total']['output_tokens']['mean']:,.0f}"
+        assert page.inner_text("#tokens-per-second") == f"{told['tokens_per_second']['mean']:,.1f}"
