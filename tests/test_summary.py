@@ -149,6 +149,7 @@ def test_turns_that_were_not_reached_are_told_with_their_reasons(run):
     assert (summary.total.turns, summary.total.not_reached_for) == (5, {why: 1})
     text = (run / "out" / "summary.md").read_text()
     assert "- of 5 planned answers, to 5 turns of these prompts: 4 answered" in text
+    assert why in (run / "out" / "report.html").read_text()
     assert re.search(rf"## Not reached.*\n\n.*\n.*\n\| {why} +\| +1 \|", text)
 
 
