@@ -1,6 +1,6 @@
 # The two commands of the README, on a bare machine with Python 3.11 to 3.13 and make. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help install model chromium sglang-cpu demo test test-sglang unit bench lint format docs lock clean
+.PHONY: help install model chromium sglang-cpu trainers demo test test-sglang unit bench lint format docs lock clean
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -46,6 +46,11 @@ $(SGLANG)/installed: tests/sglang_cpu/requirements.txt $(wildcard tests/sglang_c
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep ^torch== $<)
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@cp tests/sglang_cpu/site/*.py $(SGLANG)/lib/python3*/site-packages/
+	@touch $@
+
+trainers: .trainers/installed  ## The trainers' own code, beside the SGLang for CPUs, whose torch it takes; for tests
+.trainers/installed: tests/trainers.txt $(SGLANG)/installed
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps --require-hashes --target .trainers -r tests/trainers.txt
 	@touch $@
 
 $(TINY)/config.json: tests/sglang_cpu/make_tiny.py $(SGLANG)/installed
@@ -108,4 +113,4 @@ lock: install  ## Pins anew what pyproject.toml admits
 	rm -r .venv-lock
 
 clean:  ## Removes what was installed and built; results and the journal stay
-	rm -rf .venv .venv-sglang .snakemake .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-sglang .trainers .snakemake .mypy_cache .ruff_cache .pytest_cache
