@@ -22,7 +22,7 @@ from eyas.plugins import Pool
 from eyas.projection import Answers, Drift, Machine, Observed, Store, project, windows_of
 from eyas.recordfile import atomic
 from eyas.report.plan import Plan, markdown, page
-from eyas.whatif import Now, binding, lengths_of, levers
+from eyas.whatif import Now, binding, lengths_of, levers, step_of
 
 # Bytes on disk per token: journal and responses 7 each; training row, mix and export 4 each (docs/benchmarks.md).
 RESPONSE_BYTES, TRAIN_BYTES = 14.0, 12.0
@@ -67,12 +67,13 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
     # What waits in the server's queue does not run.
     at_once = running(now.pool, lengths_of(now.observed), now.in_flight).about if now.pool else np.inf
     ran = replace(now.windows, running=np.minimum(now.windows.running, at_once * now.servers))
+    machine = msgspec.structs.replace(now.machine, exponent=step_of(now).exponent)
     return Plan(
         servers=sorted(servers),
         pilot_minutes=(max(one.finished for one in timed) - min(one.started for one in timed)) / 60,
         queue_full=full,
         binding=binding(now),
-        projection=project(now.observed, ran, now.machine, now.store, now.drift),
+        projection=project(now.observed, ran, machine, now.store, now.drift),
         levers=levers(now),
     )
 
