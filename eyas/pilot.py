@@ -96,6 +96,7 @@ def pilot(
         seen = [*answers, *_running(unfinished, answers, sizes)]
         if sum(one.timed for one in answers) < TIMED_SHARE * len(answers):
             probe = Plan(generation, prompts, registry, first=settings.prompts, from_sample=PROBE_SAMPLE)
+            shown.planned += probe.planned
             with tempfile.TemporaryDirectory() as folder:
                 ask(probe, Path(folder))
                 with Journal(folder) as known:

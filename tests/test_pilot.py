@@ -65,3 +65,17 @@ def test_what_is_still_running_at_the_end_is_told_as_such_and_asked_by_the_run(t
     running = report.observations[-1]
     assert running.accepted is None and 0 < running.finished - running.started < 1
     assert len(stage.responses()) == 6
+
+
+def test_answers_of_an_earlier_run_do_not_tell_the_speed_so_a_probe_asks_for_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [f"Question {n}?" for n in range(8)])
+    with fake_server(tmp_path) as server:
+        stage.run(server.url)
+        before = stage.paths.responses.read_bytes()
+        report = run(stage, server.url, 8, minutes=0.5)
+        assert len(server.lines()) == 16
+        stage.run(server.url)
+        assert len(server.lines()) == 16
+    kinds = [(one.kind, one.timed) for one in report.observations]
+    assert kinds == [("answer", False)] * 8 + [("probe", True)] * 8
+    assert stage.paths.responses.read_bytes() == before
