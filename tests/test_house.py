@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,9 @@ def test_plugins_are_found_where_only_the_rules_data_packages_are_installed() ->
     code = f"{blocked}; from eyas.plugins import registry; print(len(registry().all()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert int(done.stdout or "0") >= 19, done.stderr
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by name, whatever their folder; two of a name break the collection of all."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
