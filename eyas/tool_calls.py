@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,13 +18,31 @@ Tools = Sequence[Mapping[str, Any]]
 Notation = Literal["plain", "tagged", "kimi", "deepseek", "harmony"]
 
 
+# How deep arguments may be nested. Python gives up at a depth that depends on who asks, and the same answer must read the
+# same everywhere.
+DEEPEST = 64
+
+
 @dataclass(frozen=True)
 class Call:
-    """One call. id: as the model wrote it, None where its notation has none."""
+    """One call. id: as the model wrote it, None where its notation has none. Raises ValueError for arguments nested too deep."""
 
     name: str
     arguments: dict[str, Any]
     id: str | None = None
+
+    def __post_init__(self) -> None:
+        layer: list[Any] = [self.arguments]
+        for _ in range(DEEPEST):
+            layer = [inner for item in layer for inner in _inside(item)]
+        if layer:
+            raise ValueError(f"arguments are nested more than {DEEPEST} deep")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def canonical(arguments: Mapping[str, Any]) -> str:
@@ -102,17 +120,23 @@ def _from_json(value: Any) -> Call:
 
 def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Tools) -> dict[str, Any]:
     """Arguments that are written bare: text where the tool wants text, else JSON if it is some."""
-    schema: dict[str, Any] = next(
-        (tool["function"] for tool in tools if tool["function"]["name"] == name), {}
-    )
-    properties = (schema.get("parameters") or {}).get("properties") or {}
+    properties = _properties(name, tools)
     typed: dict[str, Any] = {}
     for key, written in pairs:
         typed[key] = written
-        if (properties.get(key) or {}).get("type") != "string":
+        told = properties.get(key)
+        if not isinstance(told, Mapping) or told.get("type") != "string":
             with contextlib.suppress(ValueError):
                 typed[key] = json.loads(written)
     return typed
+
+
+def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
+    """What a tool says of its arguments, by name; data sets hold schemas that are none."""
+    found: Any = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
+    for field in ("parameters", "properties"):
+        found = found.get(field) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 _KIMI = re.compile(
@@ -197,7 +221,7 @@ def plain(text: str, tools: Tools) -> tuple[str, list[Call]]:
     known = {tool["function"]["name"] for tool in tools}
     try:
         calls = [_from_json(value) for value in _values(text.strip())]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text, []
     return ("", calls) if calls and all(call.name in known for call in calls) else (text, [])
 

@@ -17,6 +17,7 @@ WHOLE = (
     "empty",
     "none",
 )  # reasoning states of answers that a serving stack reads as meant
+UNREADABLE = "a tool call of the answer before it cannot be read"
 
 
 class Ended(Exception):
@@ -25,7 +26,11 @@ class Ended(Exception):
 
 def next_turn(prompt: Prompt, turn: int, reply: Reply, model: ModelConfig, reasoning: Reasoning) -> Prompt:
     """The prompt of the turn after `turn`, whose `prompt` got `reply`. Raises Ended if nothing leads there."""
-    return replace(prompt, messages=[*prompt.messages, *_on(prompt, turn, reply, model, reasoning)])
+    try:
+        following = _on(prompt, turn, reply, model, reasoning)
+    except RecursionError:  # thousands of brackets, as an answer in a loop has them
+        raise Ended(UNREADABLE) from None
+    return replace(prompt, messages=[*prompt.messages, *following])
 
 
 def _on(prompt: Prompt, at: int, reply: Reply, model: ModelConfig, reasoning: Reasoning) -> list[Message]:
@@ -62,7 +67,7 @@ def _whole(prompt: Prompt, reply: Reply, reasoning: Reasoning) -> Said:
     try:
         return reasoning.said(reply, prompt.tools)
     except ValueError:
-        raise Ended("a tool call of the answer before it cannot be read") from None
+        raise Ended(UNREADABLE) from None
 
 
 def _matched(calls: Sequence[Call], turn: Turn, at: int) -> list[Call]:
@@ -92,7 +97,8 @@ def _arguments(call: Call) -> str:
 def _spliced(turn: Turn, calls: Sequence[Call]) -> list[Message]:
     """The recorded messages, results of tools under the ids of the model's calls. Raises Ended if one has no call, or no result.
 
-    A result belongs to the call that it names, else to the first that has none.
+    A result belongs to the call that it names. One that names none belongs to the first that has no result yet, and one
+    that names an unknown one to the first that has no name, either.
     """
     waiting = {
         str(old.get("id") or f"#{number}"): call
@@ -103,7 +109,9 @@ def _spliced(turn: Turn, calls: Sequence[Call]) -> list[Message]:
         if message.role != "tool":
             messages.append(message)
             continue
-        name = message.tool_call_id if message.tool_call_id in waiting else next(iter(waiting), None)
+        name = message.tool_call_id
+        if name not in waiting:
+            name = next((other for other in waiting if name is None or other.startswith("#")), None)
         if name is None:
             raise Ended("a recorded tool result belongs to no recorded call")
         messages.append(replace(message, tool_call_id=waiting.pop(name).id))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.tool_calls import NOTATIONS, Call, Notation, canonical, recorded
+from eyas.tool_calls import DEEPEST, NOTATIONS, Call, Notation, canonical, recorded
 
 LOOK: list[dict[str, Any]] = [
     {
@@ -134,6 +134,27 @@ def test_several_calls_keep_their_order() -> None:
 def test_a_call_that_is_begun_and_cannot_be_read_is_an_error(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         NOTATIONS[notation](text, LOOK)
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, "none", ["at"], {"properties": ["at"]}, {"properties": {"at": "a place"}}]
+)
+def test_a_tool_whose_schema_is_none_can_be_called(parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    text = "<tool_call>look<arg_key>at</arg_key><arg_value>home</arg_value></tool_call>"
+    assert NOTATIONS["tagged"](text, [tool]) == ("", [Call("look", {"at": "home"})])
+
+
+def test_arguments_may_be_nested_so_deep_and_no_deeper_whoever_asks() -> None:
+    def look(depth: int) -> str:
+        return f'{{"name": "look", "arguments": {{"at": {"[" * depth}{"]" * depth}}}}}'
+
+    _, (call,) = NOTATIONS["plain"](look(DEEPEST - 2), LOOK)
+    assert canonical(call.arguments).count("[") == DEEPEST - 2
+    for depth in (DEEPEST, 400, 20_000):
+        assert NOTATIONS["plain"](look(depth), LOOK) == (look(depth), [])
+        with pytest.raises((ValueError, RecursionError)):
+            NOTATIONS["tagged"](f"<tool_call>{look(depth)}</tool_call>", LOOK)
 
 
 def test_a_json_answer_is_a_call_only_of_a_known_tool() -> None:

@@ -162,6 +162,8 @@ ENDS: list[tuple[str, Prompt, Response]] = [
     ("a tool call of the answer before it cannot be read", CALLING, qwen('<tool_call>{"name": "look", "arguments": {"at": "home"}}</tool_call>')),
     ("a recorded tool call cannot be read", conversation(result(), calls=[{"function": {}}]), qwen(*written())),
     ("a recorded tool result belongs to no recorded call", conversation(result()), qwen("It is dark.")),
+    ("a recorded tool result belongs to no recorded call", conversation(result(), result(), calls=[call(), call(identity="b")]), qwen(*written(), *written())),
+    ("a tool call of the answer before it cannot be read", CALLING, qwen(CALL, '{"name": "look", "arguments": {"at": ' + "[" * 20_000, CALLED)),
     ("a recorded tool call has no result", conversation(NEXT, calls=[call()]), qwen(*written())),
     ("the answer before it was cut at the limit", conversation(NEXT), qwen("It is", cut=True)),
     ("the answer before it has malformed reasoning (unclosed)", conversation(NEXT), made([OPEN, "Hm."])),
@@ -175,6 +177,11 @@ def test_a_conversation_ends_where_the_record_does_not_fit_the_answer(
     reason: str, asked: Prompt, reply: Response
 ) -> None:
     assert ends(asked, reply) == reason
+
+
+def test_brackets_without_end_are_content_where_calls_have_no_marks() -> None:
+    said, then = goes_on(conversation(NEXT), made(["[" * 20_000]), "none", tools="system")
+    assert (said.content, said.tool_calls, then) == ("[" * 20_000, None, NEXT)
 
 
 def test_a_control_token_inside_an_answer_ends_it() -> None:
