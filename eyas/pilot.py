@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from eyas.config import AccessSettings, PilotSettings
 from eyas.generate import connected, lookout_of
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 
 TIMED_SHARE = 0.5  # of the pilot's answers must be asked by it, or speed is measured by a probe
 PROBE_SAMPLE = 1 << 20  # sample numbers from here on are no run's
-SLOW_QUANTILE = (
-    0.1  # of the finished answers' speeds: a running one has at least what such a slow one would have
-)
 
 
 def pilot(
@@ -153,14 +149,14 @@ def _answers(plan: Plan, journal: Journal, judge: Judge | None, began: float) ->
 def _running(
     unfinished: Sequence[Asked], answers: Sequence[Observation], sizes: Mapping[str, int]
 ) -> Iterator[Observation]:
-    """What was still at the server: as many tokens, at least, as a slow answer has after that time.
+    """What was still at the server. It had as many tokens as its time allows at the speed of the answers that this pilot
+    got, or of those that were there where it got none: fewer would make lengths short and the server slow.
 
     sizes: bytes of the first prompts, by key.
     """
-    speeds = [
-        one.output_tokens / (one.finished - one.started) for one in answers if one.finished > one.started
-    ]
-    slow = float(np.quantile(speeds, SLOW_QUANTILE)) if speeds else 0.0
+    like = [one for one in answers if one.timed] or answers
+    took = sum(one.finished - one.started for one in like)
+    speed = sum(one.output_tokens for one in like) / took if took > 0 else 0.0
     for one in unfinished:
         assert one.unit.ids is not None
         yield Observation(
@@ -173,7 +169,7 @@ def _running(
             finished=one.ended,
             prompt_bytes=sizes[one.unit.prompt.key],
             prompt_tokens=len(one.unit.ids),
-            output_tokens=int(slow * (one.ended - one.started)),
+            output_tokens=int(speed * (one.ended - one.started)),
         )
 
 

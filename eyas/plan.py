@@ -17,6 +17,7 @@ import numpy.typing as npt
 from eyas.capacity import running, together
 from eyas.config import PlanSettings
 from eyas.errors import EyasError
+from eyas.hours import FULL_SHARE
 from eyas.pilot_report import Observation, PilotReport, read_pilot
 from eyas.plugins import Pool
 from eyas.projection import Answers, Drift, Machine, Observed, Store, project, windows_of
@@ -58,24 +59,50 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
         raise EyasError(
             "no pilot has asked anything, so the speed is unknown; run `snakemake plan --forcerun pilot`"
         )
+    _check(reports)
     now = _now(settings, reports, timed)
-    full = bool(now.windows.queued.any())
-    if not full:
-        now = replace(
-            now, windows=replace(now.windows, queued=now.windows.running >= now.windows.running.max())
-        )
+    full = _filled(now, len(timed))
+    windows = now.windows
+    if not windows.queued.any():
+        windows = replace(windows, queued=windows.running >= windows.running.max())
     # What waits in the server's queue does not run.
     at_once = running(now.pool, lengths_of(now.observed), now.in_flight).about if now.pool else np.inf
-    ran = replace(now.windows, running=np.minimum(now.windows.running, at_once * now.servers))
-    machine = msgspec.structs.replace(now.machine, exponent=step_of(now).exponent)
+    now = replace(now, windows=replace(windows, running=np.minimum(windows.running, at_once * now.servers)))
+    now = replace(now, machine=msgspec.structs.replace(now.machine, exponent=step_of(now).exponent))
     return Plan(
         servers=sorted(servers),
         pilot_minutes=(max(one.finished for one in timed) - min(one.started for one in timed)) / 60,
         queue_full=full,
         binding=binding(now),
-        projection=project(now.observed, ran, machine, now.store, now.drift),
+        projection=project(now.observed, now.windows, now.machine, now.store, now.drift),
         levers=levers(now),
     )
+
+
+def _check(reports: Sequence[PilotReport]) -> None:
+    """Raises EyasError for a dataset of which nothing can be told."""
+    for report in reports:
+        kinds = {one.kind for one in report.observations}
+        if "answer" in kinds:
+            continue
+        cause = "no finished answer; let it run longer (plan.minutes), or ask more prompts (plan.prompts)"
+        if not kinds and report.without_answer:
+            cause = (
+                f"no answer: all {report.without_answer} that it planned are refused or not reached; "
+                f"see logs/pilot/{report.dataset}.log, ask more prompts (plan.prompts), or leave the dataset out"
+            )
+        raise EyasError(f"{report.dataset}: the pilot has {cause}")
+
+
+def _filled(now: Now, asked: int) -> bool:
+    """Whether the pilot kept the servers as busy as the run will. asked: its requests."""
+    windows = now.windows
+    wanted = min(now.in_flight, sum(len(one.sizes) for one in now.observed))
+    if now.pool is None:
+        return bool(windows.queued.any()) and asked >= wanted
+    each = max(now.in_flight // now.servers, 1)
+    wanted = min(wanted, running(now.pool, lengths_of(now.observed), each).low * now.servers)
+    return bool(windows.queued.any()) and float(windows.running.max()) >= FULL_SHARE * wanted
 
 
 def _now(settings: PlanSettings, reports: Sequence[PilotReport], timed: Sequence[Observation]) -> Now:

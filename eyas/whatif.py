@@ -208,7 +208,6 @@ class _Trial:
     def __init__(self, now: Now) -> None:
         self.now = now
         self.step = step_of(now)
-        self.machine = msgspec.structs.replace(now.machine, exponent=self.step.exponent)
         self.lengths = lengths_of(now.observed)
         self.rate = self._rate(now.pool, self.step, self.lengths, now.in_flight, now.servers)[0]
         self.base, self.parts = self._project(now.observed, 1.0, 1, None)
@@ -235,7 +234,7 @@ class _Trial:
             tokens_per_second=self.now.windows.tokens_per_second * faster,
             completions_per_minute=self.now.windows.completions_per_minute * faster,
         )
-        machine = msgspec.structs.replace(self.machine, gpus=round(self.machine.gpus * more_gpus))
+        machine = msgspec.structs.replace(self.now.machine, gpus=round(self.now.machine.gpus * more_gpus))
         told = project(observed, windows, machine, self.now.store, self.now.drift, DRAWS, last)
         run = told.budgeted or told.full
         return run.total, run.datasets
@@ -304,7 +303,7 @@ def _limited(one: Observed, limit: int) -> Observed:
         had,
         output_tokens=output,
         reasoning_tokens=np.minimum(had.reasoning_tokens, output),
-        ended=had.ended | (had.output_tokens >= limit),
+        # One that still runs stays so, also past the limit: nobody knows yet whether it is accepted.
         cut=had.cut | (had.output_tokens > limit),
     )
     return dataclasses.replace(one, max_new_tokens=limit, answers=answers)

@@ -173,7 +173,9 @@ class Server:
             try:
                 async with self.slots:
                     slow = self.options.slow and self.options.slow in decode(prompt)
-                    await asyncio.sleep(1.0 if slow else self.random.random() * self.options.delay)
+                    await asyncio.sleep(
+                        self.options.slow_for if slow else self.random.random() * self.options.delay
+                    )
                     self.record(prompt, tokens, body)
             finally:
                 self.in_flight -= 1
@@ -267,7 +269,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--never-close", action="store_true", help="no answer closes its reasoning")
     parser.add_argument("--replies", type=Path, help="JSON: what to answer, by a text in the prompt")
-    parser.add_argument("--slow", help="prompts with this text take 1 s")
+    parser.add_argument("--slow", help="prompts with this text take --slow-for")
+    parser.add_argument("--slow-for", type=float, default=1.0, help="seconds")
     parser.add_argument("--fail-always", help="prompts with this text get HTTP 500")
     parser.add_argument("--fail-encoding", help="text with this in it is not tokenized but gets HTTP 500")
     parser.add_argument(

@@ -57,13 +57,16 @@ def test_prompts_that_cannot_be_asked_are_counted(tmp_path: Path) -> None:
 
 def test_what_is_still_running_at_the_end_is_told_as_such_and_asked_by_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [*(f"Question {n}?" for n in range(5)), "slow question"])
-    with fake_server(tmp_path, "--slow", "slow question") as server:
-        report = run(stage, server.url, 6, minutes=0.6 / 60)
+    with fake_server(tmp_path, "--slow", "slow question", "--slow-for", "6") as server:
+        report = run(stage, server.url, 6, minutes=2 / 60)
         kinds = {one.key: one.kind for one in report.observations}
         stage.run(server.url)
     assert kinds["k5"] == "running"
     running = report.observations[-1]
-    assert running.accepted is None and 0 < running.finished - running.started < 1
+    quick = [one for one in report.observations if one.kind == "answer"]
+    speed = sum(one.output_tokens for one in quick) / sum(one.finished - one.started for one in quick)
+    assert running.output_tokens == int(speed * (running.finished - running.started)), "neither less nor more"
+    assert running.accepted is None and 0 < running.finished - running.started < 6
     assert len(stage.responses()) == 6
 
 

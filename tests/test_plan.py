@@ -146,6 +146,52 @@ def test_a_pilot_too_small_to_fill_the_server_says_so() -> None:
     assert make(settings(), [report(lengths(), 10_000)]).queue_full
 
 
+def test_a_pilot_of_fewer_requests_than_the_run_has_in_flight_says_so() -> None:
+    """However steady it was, ten at a time do not tell the speed of 150."""
+    wide = msgspec.structs.replace(
+        settings(), server=msgspec.convert(SERVER | {"concurrency": 150}, ServerConfig)
+    )
+    assert not make(wide, [report(lengths(), 10_000)]).queue_full
+    roomy = {"s1": {"processes": 1, "capacity": {"tokens": 900_000}}}
+    assert not make(wide, [report(lengths(200), 10_000, servers=roomy)]).queue_full
+    tight = {"s1": {"processes": 1, "capacity": {"tokens": 20_000}}}
+    assert make(wide, [report(lengths(200), 10_000, servers=tight)]).queue_full, "the cache holds no more"
+
+
+@pytest.mark.parametrize(
+    ("seen", "without", "said"),
+    [
+        ([], 0, "b: the pilot has no finished answer; let it run longer"),
+        ([], 64, "b: the pilot has no answer: all 64 that it planned are refused or not reached"),
+        (
+            [
+                msgspec.structs.replace(one, kind="running", accepted=None, truncated=None)
+                for one in observations([900] * 4)
+            ],
+            0,
+            "b: the pilot has no finished answer; let it run longer",
+        ),
+    ],
+)
+def test_a_dataset_of_which_nothing_can_be_told_is_named(
+    seen: list[Observation], without: int, said: str
+) -> None:
+    told = report([], 1_000, "b", observations=seen, without_answer=without)
+    with pytest.raises(EyasError, match=said):
+        make(settings(None, "a", "b"), [report(lengths(), 1_000), told])
+
+
+def test_levers_are_held_against_the_plan_s_own_hours() -> None:
+    capacity = {"tokens": 6_000, "max_running": None, "conservativeness": 1.0}
+    made = make(
+        settings(drift_sd=0.0),
+        [report(lengths(), 1_000, servers={"s1": {"processes": 1, "capacity": capacity}})],
+    )
+    planned = made.projection.full.total.hours.mean
+    for one in made.levers:
+        assert one.hours.mean + one.saved_hours == pytest.approx(planned, rel=0.01)
+
+
 def test_what_the_server_runs_is_not_more_than_it_can_hold() -> None:
     capacity = {"tokens": 3_000, "max_running": None, "conservativeness": 1.0}
     made = make(

@@ -75,6 +75,20 @@ def test_a_lower_limit_costs_what_the_lengths_say(table: list[Lever]) -> None:
     assert found.saved_hours > found.tokens_lost * (found.hours.mean + found.saved_hours)
 
 
+def test_an_answer_that_still_ran_past_a_lower_limit_is_not_taken_for_rejected() -> None:
+    running = np.arange(100) >= 60
+    pilot = answers(
+        np.where(running, 6_000, 500),
+        ended=~running,
+        accepted=~running,
+        reasoning_tokens=np.where(running, 0, 250),
+    )
+    found = of(levers(now([observed("a", 1_000, pilot)])), "max_new_tokens", "5,120")
+    # 60 answers of 500 tokens, and 40 of 5,120 instead of 6,000 to 10,240.
+    left = (60 * 500 + 40 * 5_120) / (60 * 500 + 40 * np.array([10_240, 6_000]))
+    assert 1 - left[1] < found.tokens_lost < 1 - left[0]
+
+
 def test_what_the_cache_bounds_no_ceiling_lifts(table: list[Lever]) -> None:
     assert of(table, "concurrency").saved_hours == pytest.approx(0, abs=1e-9)
     assert "KV cache holds 200,000 tokens" in str(binding(now()))
