@@ -1,12 +1,14 @@
 """Alarms of a dataset while it is generated: what a person should look at now, and not after fifty hours.
 
-The first answers set the standard. From then on the last answers are compared with it: an alarm is raised when so many
+The first answers set the standard, once the earliest are past: those are the short ones. From then on the last answers are compared with it: an alarm is raised when so many
 of them are odd as the standard makes nearly impossible, and withdrawn when they no longer are. So an odd dataset is not
-an alarm, a change within it is.
+an alarm, a change within it is. What comes after the last request is not looked at: short answers come first, so the
+last of all are the long ones, and many of those are cut at the limit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -24,6 +26,9 @@ from eyas.progress import SUFFIX, read_progress
 from eyas.records import Response, Verdict
 
 STANDARD = 100  # first answers of a job that set the standard
+SETTLED = (
+    2  # times as many answers as are in flight come before the mix of short and long ones is the usual one
+)
 RECENT = 50  # last answers that are compared with it
 EVERY = 10  # answers between two comparisons
 # Chance of so many odd answers by the standard. A run of 83,000 answers makes 33,000 comparisons.
@@ -172,6 +177,8 @@ class Lookout:
         self._watch = Watch()
         self._slow: Alarm | None = None
         self._judged = float("-inf")
+        self._came = self._most = 0  # answers, and most requests in flight so far
+        self._busy = True
         planned = _planned_rate(plan)
         self._pace = Pace(planned) if planned else None
 
@@ -181,8 +188,12 @@ class Lookout:
         held = [*self._watch.alarms.values(), *([self._slow] if self._slow else [])]
         return [alarm.text for alarm in held]
 
-    def came(self, response: Response) -> None:
-        """An answer came."""
+    def came(self, response: Response, in_flight: int) -> None:
+        """An answer came, of one of `in_flight` requests."""
+        self._came += 1
+        self._most = max(self._most, in_flight)
+        if not self._busy or self._came <= SETTLED * self._most:
+            return
         now = time.monotonic()
         if now - self._judged < JUDGED:
             return
@@ -192,7 +203,8 @@ class Lookout:
             log.warning("%s", alarm.text)
 
     def look(self, statuses: Path, *, busy: bool) -> None:
-        """A moment has passed. statuses: folder of the status files of all jobs. busy: this job would ask more."""
+        """A moment has passed. statuses: folder of the status files of all jobs, which are read. busy: this job would ask more."""
+        self._busy = busy
         if self._pace is None:
             return
         slow = self._pace.look(rate_of_all(statuses, time.time()), busy, time.monotonic())
@@ -202,9 +214,14 @@ class Lookout:
 
 
 def rate_of_all(folder: Path, now: float) -> float:
-    """Output tokens/s of all jobs that have written their status lately."""
-    progresses = [read_progress(path) for path in folder.glob(f"*{SUFFIX}")]
-    return sum(one.rate for one in progresses if one is not None and now - one.updated < FRESH)
+    """Output tokens/s of all jobs that have written their status lately. A file that cannot be read is no reason to stop."""
+    rate = 0.0
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                one = read_progress(path)
+                rate += one.rate if one is not None and now - one.updated < FRESH else 0.0
+    return rate
 
 
 def _planned_rate(plan: str | None) -> float | None:

@@ -418,7 +418,7 @@ class Asking:
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
         response = place(reply, job.unit.prompt.key, job.unit.turn, job.sample)
-        self.lookout.came(response)
+        self.lookout.came(response, len(self.in_flight))
         step = Step(job.unit, job.unit.turn, "answered", job.request)
         self._count(job.pending, step, self.accepts.tokens(response))
         if self.completions < SILENT_LIMIT:
@@ -463,7 +463,7 @@ class Asking:
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)
-            self.lookout.look(self.show.path.parent, busy=more)
+            await asyncio.to_thread(self.lookout.look, self.show.path.parent, busy=more)
             progress.alarms = self.lookout.alarms
             progress.gpus = [(gpu.busy, gpu.memory) for gpu in self.lease.shares.gpus]
             self.stirred.set()
@@ -471,7 +471,8 @@ class Asking:
 
     def _rate(self, progress: Progress) -> None:
         now = time.monotonic()
-        while self.recent and now - self.recent[0][0] > 60:
+        # The last two stay, so that the rate of a server from which nothing comes any more falls.
+        while len(self.recent) > 2 and now - self.recent[0][0] > 60:
             self.recent.popleft()
         if len(self.recent) < 2:
             return

@@ -5,16 +5,34 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import deque
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from made_results import verdict
 from replies import response
 
 import eyas.alarms
-from eyas.alarms import DEGENERATE, KINDS, PACE_SECONDS, RECENT, STANDARD, Lookout, Pace, Watch, odd, surprise
+import eyas.asking
+from eyas.alarms import (
+    DEGENERATE,
+    KINDS,
+    PACE_SECONDS,
+    RECENT,
+    STANDARD,
+    Lookout,
+    Pace,
+    Watch,
+    odd,
+    rate_of_all,
+    surprise,
+)
+from eyas.asking import Asking
+from eyas.budget import Budget
 from eyas.checks.degenerate import FEW_NGRAMS, PERIODIC
 from eyas.cli.status import table
 from eyas.plugins import registry
@@ -111,13 +129,56 @@ def test_reasoning_that_disappears_is_told_in_log_and_status(
     lookout: Lookout, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(STANDARD):
-        lookout.came(response(REASONED))
+        lookout.came(response(REASONED), 0)
     assert lookout.alarms == []
     for _ in range(RECENT):
-        lookout.came(response(PLAIN))
+        lookout.came(response(PLAIN), 0)
     (alarm,) = lookout.alarms
     assert "100% of the last 50 answers have no reasoning, of the first 100 it were 0%" in alarm
     assert [record.message for record in caplog.records if record.name == "eyas.alarms"] == [alarm]
+
+
+@pytest.mark.parametrize("share", [0.04, 0.2])
+def test_long_answers_come_late_and_that_is_no_alarm(lookout: Lookout, share: float) -> None:
+    """150 slots, lengths as in life: at the start and in the drain the last answers are not like the others."""
+    draw = np.random.default_rng(1)
+    lengths = draw.lognormal(6.5, 1.2, 1_500)
+    limit = np.quantile(lengths, 1 - share)
+    cut = lengths > limit
+    free, ends, last = [0.0] * 150, [], 0.0
+    for length in np.minimum(lengths, limit) * np.exp(draw.normal(0, 0.1, 1_500)):
+        last = min(free)
+        slot = free.index(last)
+        free[slot] += length
+        ends.append(free[slot])
+    for at in np.argsort(ends):
+        lookout.look(Path(), busy=ends[at] <= last)
+        lookout.came(response(REASONED, cut=cut[at]), 150)
+        assert lookout.alarms == []
+
+
+def test_a_status_file_that_nobody_can_read_stops_no_run(tmp_path: Path) -> None:
+    write_progress(
+        tmp_path / "a.status.json",
+        Progress(dataset="a", state="generating", planned=9, rate=70, updated=time.time()),
+    )
+    (tmp_path / "b.status.json").write_text('{"dataset": "b"}')
+    (tmp_path / "c.status.json").mkdir()
+    assert rate_of_all(tmp_path, time.time()) == 70
+
+
+def test_a_server_from_which_nothing_comes_any_more_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(dataset="a", state="generating", planned=99)
+    job: Any = SimpleNamespace(
+        recent=deque((float(at), 100) for at in range(60)), budget=Budget(None, 99), completions=60
+    )
+    rates = []
+    for now in (60.0, 100.0, 200.0, 400.0):
+        monkeypatch.setattr(eyas.asking.time, "monotonic", lambda now=now: now)
+        Asking._rate(job, progress)
+        rates.append(progress.rate)
+    assert rates[0] == pytest.approx(100)
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 1
 
 
 def test_a_fast_client_judges_only_some_of_its_answers(
@@ -130,7 +191,7 @@ def test_a_fast_client_judges_only_some_of_its_answers(
     judge = lookout._judge.judge
     monkeypatch.setattr(lookout._judge, "judge", lambda one: judged.append(one) or judge(one))
     for _ in range(100):
-        lookout.came(response(REASONED))
+        lookout.came(response(REASONED), 0)
     assert len(judged) == 20
 
 

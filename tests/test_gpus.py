@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_a_job_on_another_host_is_told_by_the_one_beside_the_server(
             time.sleep(0.3)
             shares.share({}, 1)
         assert shares.gpus == [Gpu(0.5, 0.9), Gpu(0.9, 0.9)]
+
+
+def test_a_driver_that_hangs_is_not_the_death_of_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, end = threading.Event(), threading.Event()
+    monkeypatch.setattr("eyas.server.shares.BEAT", 0.01)
+    monkeypatch.setattr("eyas.server.shares.look", lambda: hanging.set() or end.wait(60) or [])
+    with Client(State(tmp_path), "") as client:
+        client.beside_server = True
+        assert hanging.wait(30)
+        before, deadline = client.path.stat().st_mtime_ns, time.monotonic() + 30
+        while client.path.stat().st_mtime_ns == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert client.path.stat().st_mtime_ns > before
+    end.set()
 
 
 def test_status_has_a_line_for_them() -> None:

@@ -19,7 +19,7 @@ from eyas.admission import Gate, new_gate
 from eyas.config import ServerConfig
 from eyas.errors import EyasError
 from eyas.server.gpus import Gpu, look
-from eyas.server.state import BEAT, Heartbeat, State, locked, write_private
+from eyas.server.state import BEAT, STALE, Heartbeat, State, locked, write_private
 
 TURN = 30.0  # s after which another client has what is left over
 FORGOTTEN = 60.0  # s without a look, after which what a gate knows is of an earlier run
@@ -51,7 +51,8 @@ def all_lanes(server: ServerConfig) -> int:
 class Client:
     """This process's heartbeat: a file, and a thread that rewrites it each second.
 
-    beside_server: the server runs on this host, so its GPUs are told too.
+    beside_server: the server runs on this host, so its GPUs are told too. They are looked at in a thread of its own, since a
+    driver may hang for minutes, which must not look like death.
     """
 
     def __init__(self, state: State, settings: str, lane: str | None = None) -> None:
@@ -62,6 +63,8 @@ class Client:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease heartbeat", daemon=True)
+        self._gpus: list[Gpu] = []
+        self._gpus_at = float("-inf")
 
     def __enter__(self) -> Client:
         try:
@@ -70,6 +73,7 @@ class Client:
         except OSError as error:
             raise EyasError(f"server.state: cannot write there ({error}); choose another folder") from error
         self._thread.start()
+        threading.Thread(target=self._watch_gpus, name="GPUs", daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,11 +94,18 @@ class Client:
     def _run(self) -> None:
         while not self._stop.wait(BEAT):
             try:
-                self.update(gpus=look() if self.beside_server else [])
+                known = time.monotonic() - self._gpus_at < STALE
+                self.update(gpus=self._gpus if known else [])
             except OSError:
                 # A full disk must not look like death.
                 with contextlib.suppress(OSError):
                     os.utime(self.path)
+
+    def _watch_gpus(self) -> None:
+        while not self._stop.wait(BEAT):
+            if self.beside_server:
+                self._gpus = look()
+                self._gpus_at = time.monotonic()
 
 
 class Shares:
