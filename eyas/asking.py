@@ -479,10 +479,9 @@ class Asking:
         span = max(now - self.recent[0][0], 1.0)
         progress.rate = sum(tokens for _, tokens in self.recent) / span
         per_unit = span / len(self.recent)
-        left = progress.planned - progress.done
-        if self.budget.limit is not None and self.completions:
-            mean = max(self.budget.prefix_tokens / max(self.budget.prefix, 1), 1.0)
-            left = min(left, int((self.budget.limit - self.budget.prefix_tokens) / mean) + 1)
+        left: float = progress.planned - progress.done
+        if (needed := self.budget.answers_left()) is not None:
+            left = min(left, needed)
         expected = max(left, 0) * per_unit
         # Poisson error of the recent count; lengths and drift are the plan's business.
         slack = 1.645 / len(self.recent) ** 0.5

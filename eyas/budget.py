@@ -56,3 +56,9 @@ class Budget:
             return False
         mean = self._total / self._count if self._count else self._guess
         return self.prefix_tokens + self._beyond + self._answers * mean < self.limit
+
+    def answers_left(self) -> float | None:
+        """How many answers the budget still needs at the running mean; None without a budget, or before it is known."""
+        if self.limit is None or not self._total:
+            return None
+        return max(self.limit - self.prefix_tokens - self._beyond, 0) * self._count / self._total

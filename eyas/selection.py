@@ -91,8 +91,9 @@ def _words() -> Callable[[str], list[str]]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, whatever their case, Unicode form and punctuation."""
-    return _words()(unicodedata.normalize("NFKC", text).casefold())
+    """The words of a text, whatever their case, Unicode form and punctuation; what stands between spaces if it has none."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return _words()(folded) or folded.split()
 
 
 def ngrams(found: Sequence[str], size: int) -> set[bytes]:

@@ -61,3 +61,14 @@ def test_without_a_budget_everything_is_wanted() -> None:
     budget.submit(0)
     budget.finish(0, 10**12)
     assert budget.wants_more() and not budget.reached
+
+
+def test_what_is_left_is_told_in_answers_not_in_keys() -> None:
+    budget = Budget(10_000, guess=100)
+    assert budget.answers_left() is None
+    for index in range(5):
+        budget.submit(index, answers=8)
+    for index in (0, 1, 3):  # the last one beyond the finished prefix
+        budget.finish(index, 800)
+    assert budget.answers_left() == 76
+    assert Budget(None, guess=1).answers_left() is None

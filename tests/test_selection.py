@@ -62,7 +62,7 @@ def test_filters_look_at_what_the_user_says_alone(wanted, reason):
 def test_words_know_no_case_form_or_punctuation_and_spaceless_scripts_give_one_each():
     assert words("Don't STOP, ｃａｆé x_1!") == ["don", "t", "stop", "café", "x_1"]
     assert words("水はH2O") == ["水", "は", "h2o"]
-    assert words("?!") == []
+    assert (words("?! …"), words(" ")) == (["?!", "..."], [])
 
 
 def test_ngrams_are_all_runs_of_words_or_the_whole():
@@ -133,6 +133,20 @@ def test_questions_of_one_template_are_no_near_duplicates():
         index.has_alike(asking(f"Write a Python function that returns the {what} of a list of numbers."))
         for what in ("mean", "median", "largest element", "sum of squares")
     )
+
+
+def test_texts_without_a_word_are_alike_only_if_they_are_equal():
+    index = near()
+    assert [index.has_alike(asking(text)) for text in ("😀", "👍", "¿?", "😀 ", "👍 👍")] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+    held = EvaluationSets(DecontaminateConfig(against=["signs"]))
+    held.add("signs", "∀ ∃")
+    assert [held.overlapping(text) for text in ("😀", "∀  ∃")] == [None, "signs"]
 
 
 # --- evaluation sets ---------------------------------------------------------------------------------------------
