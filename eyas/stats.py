@@ -5,6 +5,8 @@ Deterministic: counts are exact, fractions are rounded to three decimals, keys a
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +26,7 @@ from eyas.errors import EyasError
 from eyas.fit import Fit, fit_of
 from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
-from eyas.records import Outcome
+from eyas.records import Outcome, unit_id
 
 QUANTILES = (0.05, 0.10, 0.25, 0.75, 0.90, 0.95, 0.99)
 STATUSES = ("answered", "refused", "failed", "not_needed", "not_reached")
@@ -41,6 +44,7 @@ COLUMNS = [
 LISTS = ("reasons", "marks")
 
 T = TypeVar("T")
+Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 class Tally(Struct, frozen=True, kw_only=True):
@@ -148,48 +152,66 @@ def _read_json(path: Path, kind: type[T]) -> T:
 # --- the books ---------------------------------------------------------------------------------------------------
 
 
+class Names:
+    """Different names, in 8 bytes each: their hashes."""
+
+    def __init__(self) -> None:
+        self._hashes = array("Q")
+
+    def add(self, name: str) -> None:
+        self._hashes.append(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+
+    def different(self) -> Hashes:
+        """Each once, in order; shape [names]."""
+        return np.unique(np.array(self._hashes, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.different())
+
+
 @dataclass
 class Ledger:
-    """What the outcomes say. units: per prompt key, its (turn, sample) pairs. answered: units as (key, turn, sample)."""
+    """What the outcomes say. keys, turns, answered: the prompts, their turns, and the units (key, turn, sample) that are answered."""
 
     rows: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    units: dict[str, set[tuple[int, int]]] = field(default_factory=lambda: defaultdict(set))
-    answered: set[tuple[str, int, int]] = field(default_factory=set)
+    keys: Names = field(default_factory=Names)
+    turns: Names = field(default_factory=Names)
+    answered: Names = field(default_factory=Names)
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Ledger:
         ledger = cls()
+        key, turn = None, None
         for outcome in outcomes:
             ledger.rows += 1
             ledger.statuses[outcome.status] += 1
             if outcome.reason is not None:
                 ledger.reasons[outcome.status][outcome.reason] += 1
-            ledger.units[outcome.key].add((outcome.turn, outcome.sample))
+            if outcome.key != key:
+                ledger.keys.add(outcome.key)
+            if (outcome.key, outcome.turn) != (key, turn):
+                ledger.turns.add(f"{outcome.key}:{outcome.turn}")
+            key, turn = outcome.key, outcome.turn
             if outcome.status == "answered":
-                ledger.answered.add((outcome.key, outcome.turn, outcome.sample))
+                ledger.answered.add(unit_id(outcome.key, outcome.turn, outcome.sample))
         return ledger
-
-    @property
-    def turns(self) -> int:
-        """Of all conversations together."""
-        return sum(len({turn for turn, _ in units}) for units in self.units.values())
 
     def planned(self, samples: int) -> int:
         """Units that the prompts call for: each turn of each prompt, `samples` times."""
-        return samples * self.turns
+        return samples * len(self.turns)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """verdicts.parquet: one row per response in `frame`, without its key; the units it judges; reasons and marks.
+    """verdicts.parquet: one row per response in `frame`, without its key; the units it judges, as in Ledger; reasons and marks.
 
     decided: rows that are accepted with no reason against them, or rejected with one.
     """
 
     frame: pd.DataFrame
-    units: set[tuple[str, int, int]]
+    units: Hashes
     decided: int
     tallies: dict[str, dict[str, Tally]]
 
@@ -206,19 +228,19 @@ def balance(
     train: Path,
 ) -> None:
     """Raises EyasError at the first pair of counts that should be equal and are not."""
-    frame = table.frame
+    frame, answered = table.frame, ledger.answered.different()
     read = prompts.used + prompts.not_taken + sum(prompts.skipped.values())
     tokens = int((frame["reasoning_tokens"] + frame["answer_tokens"]).sum())
     equal: list[tuple[int, str, int, str, Path]] = [
         (prompts.rows_read, "source rows were read", read, "are used, not taken or skipped", prompts_report),
-        (prompts.used, "prompts are in use", len(ledger.units), "have outcomes", outcomes),
-        (prompts.turns, "turns are in use", ledger.turns, "have outcomes", outcomes),
+        (prompts.used, "prompts are in use", len(ledger.keys), "have outcomes", outcomes),
+        (prompts.turns, "turns are in use", len(ledger.turns), "have outcomes", outcomes),
         (ledger.planned(settings.samples), "answers are planned", ledger.rows, "have an outcome", outcomes),
         (ledger.statuses["answered"], "outcomes are `answered`", len(frame), "have a verdict", verdicts),
         (
-            len(ledger.answered),
+            len(answered),
             "answers are told apart",
-            len(ledger.answered & table.units),
+            len(np.intersect1d(answered, table.units, assume_unique=True)),
             "are judged",
             verdicts,
         ),
@@ -239,12 +261,13 @@ def balance(
 
 def tabulate(path: Path) -> Verdicts:
     """Reads verdicts.parquet by column; the lists of reasons are counted batch by batch and not kept."""
-    units: set[tuple[str, int, int]] = set()
+    units = Names()
     decided = 0
     counts: dict[str, dict[str, list[int]]] = {name: {} for name in LISTS}
     parts = []
     for batch in read_columns(path, [*COLUMNS, "key", "turn", "sample", *LISTS]):
-        units.update(zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True))
+        for unit in zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True):
+            units.add(unit_id(*unit))
         blamed = pc.greater(pc.list_value_length(batch["reasons"]), 0)
         decided += pc.sum(pc.xor(batch["accepted"], blamed)).as_py() or 0
         accepted = batch.filter(batch["accepted"])
@@ -258,7 +281,7 @@ def tabulate(path: Path) -> Verdicts:
         }
         for name in LISTS
     }
-    return Verdicts(frame=table.to_pandas(), units=units, decided=decided, tallies=tallies)
+    return Verdicts(frame=table.to_pandas(), units=units.different(), decided=decided, tallies=tallies)
 
 
 def _count(lists: pa.Array, tokens: pa.Array, into: dict[str, list[int]]) -> None:

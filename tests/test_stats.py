@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import tracemalloc
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Outcome
-from eyas.stats import Tally, bin_edges, read_stats, stats
+from eyas.stats import Ledger, Tally, bin_edges, read_stats, stats
 from eyas.tables import write_table
 from eyas.train import SCHEMA
 from eyas.verdicts import write_verdicts
@@ -216,6 +217,19 @@ def test_books_that_do_not_balance_stop_the_run(folder, name):
     for part in CASES[name].says:
         assert part in message
     assert not (folder / "stats.json").exists()
+
+
+def test_the_books_take_a_few_bytes_an_answer():
+    rows = 20_000
+    outcomes = (Outcome(key=f"{n:016x}-0", turn=0, sample=0, status="answered") for n in range(rows))
+    tracemalloc.start()
+    try:
+        ledger = Ledger.of(outcomes)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(ledger.keys), len(ledger.turns), len(ledger.answered)) == (rows, rows, rows)
+    assert most < 60 * rows
 
 
 @pytest.mark.parametrize("name", ["prompts.json", "verdicts.parquet", "train.parquet"])

@@ -88,7 +88,7 @@ def exported(path: Path) -> bytes:
 
 def tabulated(path: Path) -> Any:
     table = tabulate(path)
-    return table.frame.to_csv(), table.units, table.decided, table.tallies
+    return table.frame.to_csv(), table.units.tolist(), table.decided, table.tallies
 
 
 def timed(path: Path) -> str:

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import synthetic
 
-from eyas.config import ExportSettings, MixSettings
+from eyas.config import ExportSettings, MixSettings, StatsSettings
 from eyas.journal import Journal, JournalWriter
 from eyas.plugins import registry
 from eyas.recordfile import write_records
@@ -28,6 +29,7 @@ class Folder:
         self.responses = path / "responses.jsonl.zst"
         self.verdicts = path / "verdicts.parquet"
         self.train = path / "train.parquet"
+        self.stats = path / "stats.json"
         self.mixed = path / "mixed" / "train.parquet"
         self.exported = path / "exported.jsonl.zst"
 
@@ -36,7 +38,15 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.prompts.exists():
             write_records(self.prompts, synthetic.prompts(self.rows))
-        outputs = (self.journal, self.responses, self.verdicts, self.train, self.mixed, self.exported)
+        outputs = (
+            self.journal,
+            self.responses,
+            self.verdicts,
+            self.train,
+            self.stats,
+            self.mixed,
+            self.exported,
+        )
         for (name, run), output in zip(OPERATIONS.items(), outputs, strict=True):
             if name == operation:
                 return
@@ -87,6 +97,27 @@ def train(folder: Folder) -> None:
     assert rows > 0.9 * folder.rows
 
 
+def stats(folder: Folder) -> None:
+    from eyas.prompts import PromptsReport
+    from eyas.stats import stats
+
+    report = PromptsReport(
+        dataset=synthetic.DATASET,
+        asked=None,
+        rows_read=folder.rows,
+        used=folder.rows,
+        turns=folder.rows,
+        not_taken=0,
+        skipped={},
+        files=[],
+        evaluation=[],
+    )
+    prompts, outcomes = folder.path / "prompts.json", folder.path / "outcomes.jsonl.zst"
+    prompts.write_bytes(msgspec.json.encode(report))
+    settings = StatsSettings(dataset=synthetic.DATASET, samples=1)
+    stats(settings, prompts, outcomes, folder.verdicts, folder.train, folder.stats)
+
+
 def mix(folder: Folder) -> None:
     from eyas.mix import mix
 
@@ -103,7 +134,7 @@ def export(folder: Folder) -> None:
 
 
 OPERATIONS: dict[str, Callable[[Folder], None]] = {
-    operation.__name__: operation for operation in (append, finalise, validate, train, mix, export)
+    operation.__name__: operation for operation in (append, finalise, validate, train, stats, mix, export)
 }
 
 

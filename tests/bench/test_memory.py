@@ -29,7 +29,7 @@ def tenth(rows: int, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return Folder(tmp_path_factory.mktemp("tenth"), rows // 10)
 
 
-@pytest.mark.parametrize("operation", ["append", "finalise", "validate", "train"])
+@pytest.mark.parametrize("operation", ["append", "finalise", "validate", "train", "stats"])
 def test_memory(
     operation: str, folder: Folder, tenth: Folder, full: bool, benchmark: Any, tell: Callable[..., None]
 ) -> None:
