@@ -30,9 +30,12 @@ COLOURS = """names => { const style = getComputedStyle(document.documentElement)
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium; skips where there is none."""
+    """A headless Chromium; skips where there is none.
+
+    For one module, since Playwright keeps an event loop running in this thread, in which no other may run meanwhile.
+    """
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no Chromium on this machine")
