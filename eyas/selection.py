@@ -41,8 +41,11 @@ def said_in(prompt: Prompt) -> str:
 
 
 def sameness(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-    """Equal for prompts that a model may see as equal: a chat template may trim contents, and rewrites nothing else."""
-    asked = [[message.role, message.content.strip()] for message in messages]
+    """Equal for prompts that a model may see as equal: a chat template may trim contents, and leave out a system message that
+    says nothing.
+    """
+    told = ([message.role, message.content.strip()] for message in messages)
+    asked = [[role, content] for role, content in told if content or role != "system"]
     return hashlib.sha256(msgspec.json.encode([asked, tools])).hexdigest()
 
 

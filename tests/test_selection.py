@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eyas.config import DecontaminateConfig, FilterConfig, NearDuplicatesConfig
 from eyas.records import Message, Prompt
-from eyas.selection import EvaluationSets, NearDuplicates, ngrams, said, script_share, unfit, words
+from eyas.selection import EvaluationSets, NearDuplicates, ngrams, said, sameness, script_share, unfit, words
 
 
 def asking(text: str, system: str = "", tools: list[dict[str, Any]] | None = None) -> Prompt:
@@ -147,6 +147,15 @@ def test_texts_without_a_word_are_alike_only_if_they_are_equal():
     held = EvaluationSets(DecontaminateConfig(against=["signs"]))
     held.add("signs", "∀ ∃")
     assert [held.overlapping(text) for text in ("😀", "∀  ∃")] == [None, "signs"]
+
+
+def test_prompts_that_a_template_may_tell_alike_are_the_same():
+    plain = sameness(asking("Why?").messages, [])
+    assert sameness(asking(" Why?\n", system=" ").messages, []) == plain
+    assert plain not in (
+        sameness(asking("Why?", system="Be brief").messages, []),
+        sameness(asking("Why").messages, []),
+    )
 
 
 # --- evaluation sets ---------------------------------------------------------------------------------------------

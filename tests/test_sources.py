@@ -845,3 +845,23 @@ def test_calls_in_older_shapes_become_tool_calls_that_their_results_answer():
         {"from": "observation", "value": "3.2"},
     ]
     assert made(Chat).parse({"conversations": sharegpt}) == Conversation(expected)
+
+
+def test_text_of_null_is_skipped_and_a_system_prompt_of_null_is_none():
+    source = Text(Text.Options(column="ask", system="s"))
+    assert source.parse({"ask": None, "s": "Be brief"}) == Skip("a turn has no text")
+    (asked,) = source.parse({"ask": "Why?", "s": None}).messages
+    assert (asked.role, asked.content) == ("user", "Why?")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_only_answers_call_tools(role):
+    function = {"name": "look", "arguments": "{}"}
+    turn = {
+        "role": role,
+        "content": "Why?",
+        "tool_calls": [{"function": function}],
+        "function_call": function,
+    }
+    (found,) = Chat(Chat.Options()).parse({"messages": [turn]}).messages
+    assert found.tool_calls is None

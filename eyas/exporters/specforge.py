@@ -96,7 +96,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 class SpecForgeText(ConversationExporter):
-    """JSON lines of id and text, the exact tokens spelt out, for SpecForge with is_preformatted."""
+    """JSON lines of id and text, the exact tokens spelt out, for SpecForge with is_preformatted; set train_only_last_turn."""
 
     name: ClassVar[str] = "specforge_text"
     suffix: ClassVar[str] = "jsonl"

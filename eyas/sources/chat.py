@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
-from eyas.records import Message
-from eyas.sources.turns import ROLES, Role, decoded, identity, messages, tools
+from eyas.sources.turns import ROLES, Role, decoded, identity, messages, system_message, tools
 
 # Column, field of the role, field of the text: the shapes of OpenAI and of ShareGPT.
 SHAPES = (("messages", "role", "content"), ("conversations", "from", "value"))
@@ -65,12 +64,7 @@ class Chat(Source):
         )
         if isinstance(found, Skip):
             return found
-        if options.system is not None:
-            system = row[options.system]
-            if system is not None and not isinstance(system, str):
-                raise TypeError(f"column {options.system!r} holds {type(system).__name__}, not text")
-            if system and system.strip():
-                found = [Message(role="system", content=system), *found]
+        found = [*system_message(row, options.system), *found]
         return Conversation(found, tools(row, options.tools), identity(row, options.id))
 
 

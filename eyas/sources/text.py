@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
 from eyas.records import Message
-from eyas.sources.turns import identity, text
+from eyas.sources.turns import NO_TEXT, identity, system_message, text
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,10 +32,10 @@ class Text(Source):
 
     def parse(self, row: dict[str, Any]) -> Conversation | Skip:
         options: Options = self.options
-        asked = [Message(role="user", content=text(row, options.column))]
-        if options.system is not None and (system := text(row, options.system)).strip():
-            asked.insert(0, Message(role="system", content=system))
-        return Conversation(asked, id=identity(row, options.id))
+        if row[options.column] is None:
+            return NO_TEXT
+        asked = Message(role="user", content=text(row, options.column))
+        return Conversation([*system_message(row, options.system), asked], id=identity(row, options.id))
 
 
 @hookimpl

@@ -40,6 +40,13 @@ def text(row: dict[str, Any], column: str) -> str:
     return value
 
 
+def system_message(row: dict[str, Any], column: str | None) -> list[Message]:
+    """The system prompt in a column; none where the row has null or a blank there, or `column` is None."""
+    if column is None or row[column] is None or not (content := text(row, column)).strip():
+        return []
+    return [Message(role="system", content=content)]
+
+
 def identity(row: dict[str, Any], column: str | None) -> str | None:
     """The row's id as text; None if there is no such column or the row has none. Raises TypeError for what is no id."""
     value = None if column is None else row.get(column)
@@ -96,8 +103,9 @@ def messages(
             raise ValueError(f"{where}: has no text in {role!r}")
         if name not in roles:
             return UNKNOWN_ROLE
+        answers = roles[name] == "assistant"
         content = next((turn[field] for field in contents if turn.get(field) is not None), None)
-        if content is None and roles[name] == "assistant":
+        if content is None and answers:
             content = ""  # an answer that is nothing but tool calls
         if isinstance(content, list):
             content = _join_parts(content)
@@ -107,7 +115,8 @@ def messages(
             return NO_TEXT
         if not isinstance(content, str):
             return NOT_TEXT
-        calls = without_nulls(turn.get("tool_calls")) or None
+        # Others call nothing, and what was called once must not get into a prompt.
+        calls = (without_nulls(turn.get("tool_calls")) or None) if answers else None
         if calls is not None and not (
             isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
         ):
@@ -115,7 +124,7 @@ def messages(
         identity = _label(turn.get("tool_call_id"))
         if roles[name] == "tool":
             identity, open_call = identity or open_call, None
-        elif calls is None and (function := _function(turn, name, content)):
+        elif answers and calls is None and (function := _function(turn, name, content)):
             open_call = f"call_{number}"
             calls = [{"id": open_call, "type": "function", "function": function}]
             content = "" if name == "function_call" else content
