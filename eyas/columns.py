@@ -23,9 +23,11 @@ def read_columns(
     with open_parquet(path) as file:
         schema = pa.schema([file.schema_arrow.field(name) for name in columns])
         yield pa.RecordBatch.from_pylist([], schema=schema)
-        for batch in file.iter_batches(batch_rows, columns=list(columns)):
-            rows += batch.num_rows
-            yield batch.select(list(columns))
+        # One group at a time and by one thread: else Arrow's allocator keeps what it has freed, more with every group.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(batch_rows, [group], list(columns), use_threads=False):
+                rows += batch.num_rows
+                yield batch.select(list(columns))
         expected = file.metadata.num_rows
     # pyarrow ends in silence at a page whose kind it does not know.
     if rows != expected:
