@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from eyas.config import AccessSettings, PilotSettings
 from eyas.generate import connected, lookout_of
@@ -94,9 +95,11 @@ def pilot(
             probe = Plan(generation, prompts, registry, first=settings.prompts, from_sample=PROBE_SAMPLE)
             shown.planned += probe.planned
             with tempfile.TemporaryDirectory() as folder:
-                ask(probe, Path(folder))
+                late = ask(probe, Path(folder))
                 with Journal(folder) as known:
-                    seen += _answers(probe, known, None, began)
+                    came = list(_answers(probe, known, None, began))
+            # What is cut off kept the server busy too.
+            seen += [*came, *(replace(one, kind="probe") for one in _running(late, came, sizes))]
         shown.state = "done"
     report = PilotReport(
         dataset=generation.dataset,

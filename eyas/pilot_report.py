@@ -14,7 +14,8 @@ from eyas.records import Record
 class Observation(Record, frozen=True):
     """One answer that was asked for.
 
-    kind: `answer` is the run's own; `probe` was asked for its speed alone; `running` was not finished when the pilot
+    kind: `answer` is the run's own; `probe` was asked for its speed alone, and may have been cut off
+    like a running one; `running` was not finished when the pilot
     was stopped, and output_tokens is what it had by then at the usual speed. reasoning_tokens, accepted, truncated: null where nobody
     looked. timed: it was asked by this pilot and so tells the speed; others were in the journal before, from whatever server
     under whatever load. started, finished: Unix time in s; for `running`, finished is when it was stopped.
@@ -39,8 +40,8 @@ class PilotReport(Record, frozen=True):
     """What the pilot of a dataset saw.
 
     prompt_bytes: for each answer that the whole run plans, the size of its conversation's first prompt, messages and tools
-    as JSON. without_answer: of those that the pilot planned, how many are refused or not reached. server, manifest: who was
-    asked now, and so whose speed it is.
+    as JSON. without_answer: of those that the pilot planned, how many are refused or not reached. servers: manifests, by
+    id, of who was asked now, and so whose speed it is.
     """
 
     dataset: str

@@ -85,7 +85,7 @@ def _check(reports: Sequence[PilotReport]) -> None:
         kinds = {one.kind for one in report.observations}
         if "answer" in kinds:
             continue
-        cause = "no finished answer; let it run longer (plan.minutes), or ask more prompts (plan.prompts)"
+        cause = "no finished answer; raise plan.minutes and run `snakemake plan --forcerun pilot`, which goes on from here"
         if not kinds and report.without_answer:
             cause = (
                 f"no answer: all {report.without_answer} that it planned are refused or not reached; "

@@ -294,6 +294,11 @@ def test_messages_stand_below_the_table(logs):
     assert status.table(status.look(logs, NOW))[-1] == "A: the server does not answer"
 
 
+def test_a_message_is_one_line_and_cannot_draw_on_the_terminal(logs):
+    put(logs, progress(state="failed", message="the server said:\n\x1b[2Jgone\n"))
+    assert status.table(status.look(logs, NOW))[-1] == "A: the server said: ␛[2Jgone"
+
+
 def test_a_damaged_status_file_is_named(logs):
     put(logs, progress())
     (logs / "B.status.json").write_text("{")

@@ -82,3 +82,14 @@ def test_answers_of_an_earlier_run_do_not_tell_the_speed_so_a_probe_asks_for_it(
     kinds = [(one.kind, one.timed) for one in report.observations]
     assert kinds == [("answer", False)] * 8 + [("probe", True)] * 8
     assert stage.paths.responses.read_bytes() == before
+
+
+def test_a_probe_that_is_cut_off_kept_the_server_busy_too(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [*(f"Question {n}?" for n in range(5)), "slow question"])
+    with fake_server(tmp_path, "--slow", "slow question", "--slow-for", "6") as server:
+        run(stage, server.url, 6)
+        again = run(stage, server.url, 6, minutes=2 / 60)
+    probes = {one.key: one for one in again.observations if one.kind == "probe"}
+    assert set(probes) == {f"k{n}" for n in range(6)} and all(one.timed for one in probes.values())
+    assert 0 < probes["k5"].finished - probes["k5"].started < 6 and probes["k5"].output_tokens > 0
+    assert not any(one.timed or one.kind == "running" for one in again.observations if one.kind != "probe")

@@ -161,7 +161,7 @@ def test_a_pilot_of_fewer_requests_than_the_run_has_in_flight_says_so() -> None:
 @pytest.mark.parametrize(
     ("seen", "without", "said"),
     [
-        ([], 0, "b: the pilot has no finished answer; let it run longer"),
+        ([], 0, "b: the pilot has no finished answer; raise plan.minutes and run .* --forcerun pilot"),
         ([], 64, "b: the pilot has no answer: all 64 that it planned are refused or not reached"),
         (
             [
@@ -169,7 +169,7 @@ def test_a_pilot_of_fewer_requests_than_the_run_has_in_flight_says_so() -> None:
                 for one in observations([900] * 4)
             ],
             0,
-            "b: the pilot has no finished answer; let it run longer",
+            "b: the pilot has no finished answer; raise plan.minutes and run .* --forcerun pilot",
         ),
     ],
 )

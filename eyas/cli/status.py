@@ -18,7 +18,7 @@ import msgspec
 from eyas.errors import EyasError
 from eyas.progress import SUFFIX, Progress, read_progress
 from eyas.recordfile import read_seal
-from eyas.report.words import number
+from eyas.report.words import number, visible
 
 SUMMARY = Path("results/summary/summary.md")
 PROMPTS = "results/{}/prompts.jsonl.zst"
@@ -161,7 +161,8 @@ def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  ".join(left + right).rstrip())
     notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
-    return [*lines, *notes, *_gpus(states), *_alarms(states)]
+    # Messages may hold what a server said: one line each, and nothing that moves a cursor.
+    return [*lines, *(visible(" ".join(note.split())) for note in notes), *_gpus(states), *_alarms(states)]
 
 
 def _gpus(states: Sequence[tuple[Progress, str]]) -> list[str]:
