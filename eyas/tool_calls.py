@@ -91,7 +91,8 @@ def recorded(calls: Sequence[Mapping[str, Any]]) -> list[Call]:
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+# Names hold no "<": else an answer that loops over opening tags would be searched for minutes.
+_ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
 def tagged(text: str, tools: Tools) -> tuple[str, list[Call]]:
@@ -105,11 +106,19 @@ def _in_tag(body: str, tools: Tools) -> Call:
     if body.startswith("{"):
         return _from_json(json.loads(body))
     if function := _FUNCTION.fullmatch(body):
-        return Call(function[1], _typed(function[1], _PARAMETER.findall(function[2]), tools))
+        return Call(function[1], _typed(function[1], _pairs(_PARAMETER, "<parameter=", function[2]), tools))
     name = body.partition("<arg_key>")[0].strip()
     if not name or "\n" in name or "<" in name:
         raise ValueError("no call in its tags")
-    return Call(name, _typed(name, _ARGUMENT.findall(body), tools))
+    return Call(name, _typed(name, _pairs(_ARGUMENT, "<arg_key>", body), tools))
+
+
+def _pairs(pattern: re.Pattern[str], begin: str, body: str) -> list[tuple[str, str]]:
+    """Names and values of arguments. Raises ValueError for one that begins and has no end."""
+    found = pattern.findall(body)
+    if len(found) != body.count(begin):
+        raise ValueError("an argument without an end")
+    return found
 
 
 def _from_json(value: Any) -> Call:
@@ -140,7 +149,7 @@ def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 _KIMI = re.compile(
-    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>.+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
+    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
     re.DOTALL,
 )
 
