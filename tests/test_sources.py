@@ -519,6 +519,21 @@ def test_glaive_marker_words_inside_a_text_do_not_split_it():
     ]
 
 
+@pytest.mark.parametrize("gap", [" ", "\n"])
+def test_glaive_answers_that_run_on_from_a_question_or_a_result_are_apart(gap):
+    found = glaive(
+        f"USER: a{gap}ASSISTANT: OLD <|endoftext|>\n\n\nFUNCTION RESPONSE: {{}}{gap}ASSISTANT: OLD <|endoftext|>\n\n\nUSER: b\n\n\nASSISTANT: OLD"
+    )
+    assert [(turn.role, turn.content) for turn in found.messages[1:]] == [
+        ("user", "a"),
+        ("assistant", "OLD"),
+        ("tool", "{}"),
+        ("assistant", "OLD"),
+        ("user", "b"),
+        ("assistant", "OLD"),
+    ]
+
+
 def test_glaive_end_mark_never_reaches_a_message():
     found = glaive(
         "USER: <|endoftext|>Hi<|endoftext|>\n\nASSISTANT: Ho<|endoftext|>", "SYSTEM: Be kind<|endoftext|>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from eyas.plugins import Conversation, Register, Skip, Source, hookimpl
@@ -19,6 +20,8 @@ from eyas.sources.turns import text
 TURN = re.compile(r"(?:\A\s*|\n{2,}|<\|endoftext\|>\s*)(USER|ASSISTANT|FUNCTION RESPONSE):")
 # A control token in many vocabularies: it must never reach a tokenizer as data.
 END = "<|endoftext|>"
+# Only answers end with the mark, so what stands before one is an answer, wherever on its line it begins.
+MERGED = re.compile(r"\s*ASSISTANT:(?=.*<\|endoftext\|>)", re.DOTALL)
 CALL = "<functioncall>"
 # The arguments are JSON inside single quotes, so a call is no JSON; stray braces may follow.
 QUOTED_CALL = re.compile(
@@ -93,17 +96,27 @@ def _turns(chat: str) -> list[Message] | None:
         return None
     turns: list[Message] = []
     call: dict[str, Any] = {}
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
-        content = chat[mark.end() : following.start() if following else None].replace(END, "").strip()
-        if mark[1] == "USER":
+    for speaker, said in _said(chat, marks):
+        content = said.replace(END, "").strip()
+        if speaker == "USER":
             turns.append(Message(role="user", content=content))
-        elif mark[1] == "ASSISTANT":
+        elif speaker == "ASSISTANT":
             turns.append(_assistant(content, f"call_{len(turns)}"))
             call = next(iter(turns[-1].tool_calls or []), {})
         else:
             name = call["function"]["name"] if call else None
             turns.append(Message(role="tool", content=content, name=name, tool_call_id=call.get("id")))
     return turns
+
+
+def _said(chat: str, marks: list[re.Match[str]]) -> Iterator[tuple[str, str]]:
+    """Who speaks, and the text with its end mark; an answer that runs on from a question or a result is apart."""
+    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        said = chat[mark.end() : following.start(1) if following else None]
+        merged = None if mark[1] == "ASSISTANT" else MERGED.search(said)
+        yield mark[1], said[: merged.start()] if merged else said
+        if merged:
+            yield "ASSISTANT", said[merged.end() :]
 
 
 def _assistant(content: str, identity: str) -> Message:
