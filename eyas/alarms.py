@@ -38,6 +38,7 @@ DEGENERATE = {"repeats with a short period", "few distinct n-grams"}
 WITHOUT_REASONING = ("none", "empty", "unclosed")
 PACE_SHARE = 0.75  # of the planned speed; below that the plan's hours are no longer true
 PACE_SECONDS = 300.0  # for so long, so that a burst of long prompts is no alarm
+AS_FULL = 0.9  # of the requests that run in the plan: so many in flight are as many
 JUDGED = 0.05  # s between two judged answers at least, so that judging costs a fast client nothing
 FRESH = 10.0  # s; an older status file is that of a job that has ended
 
@@ -179,8 +180,9 @@ class Lookout:
         self._judged = float("-inf")
         self._came = self._most = 0  # answers, and most requests in flight so far
         self._busy = True
-        planned = _planned_rate(plan)
-        self._pace = Pace(planned) if planned else None
+        planned = _planned(plan)
+        self._pace = Pace(planned[0]) if planned else None
+        self._running = planned[1] if planned else 0.0
 
     @property
     def alarms(self) -> list[str]:
@@ -202,33 +204,43 @@ class Lookout:
         for alarm in self._watch.add(odd(verdict, reasoning_expected=self._reasoning_expected)):
             log.warning("%s", alarm.text)
 
-    def look(self, statuses: Path, *, busy: bool) -> None:
-        """A moment has passed. statuses: folder of the status files of all jobs, which are read. busy: this job would ask more."""
+    def look(self, statuses: Path, *, busy: bool, at_ceiling: bool) -> None:
+        """A moment has passed. statuses: folder of the status files of all jobs, which are read.
+
+        busy: this job would ask more. at_ceiling: its lane lets it have no more in flight. Where lanes alone keep the server
+        emptier than in the plan, as when a narrow one is all that is left, its speed is not the plan's.
+        """
         self._busy = busy
         if self._pace is None:
             return
-        slow = self._pace.look(rate_of_all(statuses, time.time()), busy, time.monotonic())
+        rate, in_flight = of_all(statuses, time.time())
+        full = not at_ceiling or in_flight >= AS_FULL * self._running
+        slow = self._pace.look(rate, busy and full, time.monotonic())
         if slow and not self._slow:
             log.warning("%s", slow.text)
         self._slow = slow
 
 
-def rate_of_all(folder: Path, now: float) -> float:
-    """Output tokens/s of all jobs that have written their status lately. A file that cannot be read is no reason to stop."""
-    rate = 0.0
+def of_all(folder: Path, now: float) -> tuple[float, int]:
+    """Output tokens/s and requests in flight of all jobs that have written their status lately. A file that cannot be read is
+    no reason to stop."""
+    rate, in_flight = 0.0, 0
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 one = read_progress(path)
-                rate += one.rate if one is not None and now - one.updated < FRESH else 0.0
-    return rate
+                if one is not None and now - one.updated < FRESH:
+                    rate, in_flight = rate + one.rate, in_flight + one.in_flight
+    return rate, in_flight
 
 
-def _planned_rate(plan: str | None) -> float | None:
+def _planned(plan: str | None) -> tuple[float, float] | None:
+    """Output tokens/s of plan.json, and how many requests run at that; None if there is none."""
     if plan is None or not Path(plan).is_file():
         return None
     try:
-        return float(msgspec.json.decode(Path(plan).read_bytes())["projection"]["tokens_per_second"]["mean"])
+        projection = msgspec.json.decode(Path(plan).read_bytes())["projection"]
+        return float(projection["tokens_per_second"]["mean"]), float(projection["running"])
     except (msgspec.DecodeError, KeyError, TypeError):
         log.warning("%s is not a plan; the speed is not compared with it", plan)
         return None

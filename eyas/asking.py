@@ -463,7 +463,12 @@ class Asking:
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)
-            await asyncio.to_thread(self.lookout.look, self.show.path.parent, busy=more)
+            await asyncio.to_thread(
+                self.lookout.look,
+                self.show.path.parent,
+                busy=more,
+                at_ceiling=len(self.in_flight) >= self.ceiling,
+            )
             progress.alarms = self.lookout.alarms
             progress.gpus = [(gpu.busy, gpu.memory) for gpu in self.lease.shares.gpus]
             self.stirred.set()

@@ -28,7 +28,7 @@ from eyas.alarms import (
     Pace,
     Watch,
     odd,
-    rate_of_all,
+    of_all,
     surprise,
 )
 from eyas.asking import Asking
@@ -152,7 +152,7 @@ def test_long_answers_come_late_and_that_is_no_alarm(lookout: Lookout, share: fl
         free[slot] += length
         ends.append(free[slot])
     for at in np.argsort(ends):
-        lookout.look(Path(), busy=ends[at] <= last)
+        lookout.look(Path(), busy=ends[at] <= last, at_ceiling=False)
         lookout.came(response(REASONED, cut=cut[at]), 150)
         assert lookout.alarms == []
 
@@ -164,7 +164,7 @@ def test_a_status_file_that_nobody_can_read_stops_no_run(tmp_path: Path) -> None
     )
     (tmp_path / "b.status.json").write_text('{"dataset": "b"}')
     (tmp_path / "c.status.json").mkdir()
-    assert rate_of_all(tmp_path, time.time()) == 70
+    assert of_all(tmp_path, time.time())[0] == 70
 
 
 def test_a_server_from_which_nothing_comes_any_more_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,21 +201,27 @@ def test_the_speed_of_all_jobs_is_held_against_the_plan(
     monkeypatch.setattr(eyas.alarms, "PACE_SECONDS", 0.0)
     plan = tmp_path / "plan.json"
     plan.write_text(
-        json.dumps({"projection": {"tokens_per_second": {"low": 900, "mean": 1000, "high": 1100}}})
+        json.dumps(
+            {"projection": {"tokens_per_second": {"low": 900, "mean": 1000, "high": 1100}, "running": 57.0}}
+        )
     )
     lookout = Lookout(TAGS, {}, registry(), reasoning_expected=True, plan=str(plan))
     now = time.time()
     for name, rate, age in (("a", 300, 0), ("b", 400, 1), ("ended", 500, 60)):
-        state = Progress(dataset=name, state="generating", planned=9, rate=rate, updated=now - age)
+        state = Progress(
+            dataset=name, state="generating", planned=9, rate=rate, in_flight=16, updated=now - age
+        )
         write_progress(tmp_path / f"{name}.status.json", state)
-    lookout.look(tmp_path, busy=True)
+    lookout.look(tmp_path, busy=True, at_ceiling=True)
+    assert lookout.alarms == [], "a narrow lane is all that is left"
+    lookout.look(tmp_path, busy=True, at_ceiling=False)
     (alarm,) = lookout.alarms
     assert alarm.startswith("700 tokens/s")
-    lookout.look(tmp_path, busy=False)
+    lookout.look(tmp_path, busy=False, at_ceiling=False)
     assert lookout.alarms == []
     plan.write_text("{}")
     unplanned = Lookout(TAGS, {}, registry(), reasoning_expected=True, plan=str(plan))
-    unplanned.look(tmp_path, busy=True)
+    unplanned.look(tmp_path, busy=True, at_ceiling=False)
     assert unplanned.alarms == [] and "is not a plan" in caplog.text
 
 
