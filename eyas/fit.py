@@ -79,10 +79,10 @@ def mix_fit(path: Path) -> MixFit:
         rows += len(length)
         reasoning, answer = reasoning + int(thought.sum()), answer + int(answered.sum())
         for dataset, ids in _supervised(batch):
-            counts[dataset] = _sum(counts.get(dataset, np.zeros(0, np.int64)), np.bincount(ids))
+            counts[dataset] = sum_counts(counts.get(dataset, np.zeros(0, np.int64)), np.bincount(ids))
     whole = np.zeros(0, np.int64)
     for part in counts.values():
-        whole = _sum(whole, part)
+        whole = sum_counts(whole, part)
     order = np.argsort(-whole, kind="stable")  # of equally frequent ids the lower first
     drafts = {str(size): order[:size] for size in DRAFT_VOCABULARIES}
     total = Fit(
@@ -113,7 +113,8 @@ def _supervised(batch: pa.RecordBatch) -> Iterator[tuple[str, Counts]]:
         yield str(name), ids[(of_token == code) & (mask == 1)]
 
 
-def _sum(left: Counts, right: Counts) -> Counts:
+def sum_counts(left: Counts, right: Counts) -> Counts:
+    """How often each number occurs in both together; the i-th element counts the number i."""
     if len(left) < len(right):
         left, right = right, left
     total = left.copy()

@@ -1,21 +1,23 @@
 """The stats stage: how long the answers of one dataset are, what became of them, and whether the books balance.
 
-Deterministic: counts are exact, fractions are rounded to three decimals, keys are sorted, no times.
+Deterministic: counts are exact, fractions are rounded to three decimals, keys are sorted, no times. Of token counts, how often
+each occurs is kept; of prompts, eight bytes each.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -23,28 +25,18 @@ from msgspec import Struct
 from eyas.columns import read_columns
 from eyas.config import StatsSettings
 from eyas.errors import EyasError
-from eyas.fit import Fit, fit_of
+from eyas.fit import Counts, Fit, fit_of, sum_counts
 from eyas.prompts import PromptsReport
 from eyas.recordfile import atomic, read_records
 from eyas.records import Outcome, unit_id
 
-QUANTILES = (0.05, 0.10, 0.25, 0.75, 0.90, 0.95, 0.99)
+PERCENTILES = (5, 10, 25, 75, 90, 95, 99)
 STATUSES = ("answered", "refused", "failed", "not_needed", "not_reached")
 KINDS = ("prompt", "reasoning", "answer", "output")
-COLUMNS = [
-    "accepted",
-    "truncated",
-    "constrained",
-    "reasoning_state",
-    "prompt_tokens",
-    "reasoning_tokens",
-    "answer_tokens",
-    "output_tokens",
-]
+GROUPS = ("accepted", "truncated", "constrained", "reasoning_state")
 LISTS = ("reasons", "marks")
 
 T = TypeVar("T")
-Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 class Tally(Struct, frozen=True, kw_only=True):
@@ -161,59 +153,76 @@ class Names:
     def add(self, name: str) -> None:
         self._hashes.append(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
-    def different(self) -> Hashes:
-        """Each once, in order; shape [names]."""
-        return np.unique(np.array(self._hashes, np.uint64))
-
     def __len__(self) -> int:
-        return len(self.different())
+        hashes = np.asarray(self._hashes)
+        hashes.sort()  # in place: the order means nothing
+        return min(1, len(hashes)) + int(np.count_nonzero(hashes[1:] != hashes[:-1]))
 
 
 @dataclass
 class Ledger:
-    """What the outcomes say. keys, turns, answered: the prompts, their turns, and the units (key, turn, sample) that are answered."""
+    """What the outcomes say. A conversation's stand together, so only those of one are in memory.
+
+    keys: conversations. turns: of all of them together. answered: digest of the units that are, in their order.
+    """
 
     rows: int = 0
+    keys: Names = field(default_factory=Names)
+    turns: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    keys: Names = field(default_factory=Names)
-    turns: Names = field(default_factory=Names)
-    answered: Names = field(default_factory=Names)
+    answered: str = ""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Ledger:
-        ledger = cls()
-        key, turn = None, None
-        for outcome in outcomes:
-            ledger.rows += 1
-            ledger.statuses[outcome.status] += 1
-            if outcome.reason is not None:
-                ledger.reasons[outcome.status][outcome.reason] += 1
-            if outcome.key != key:
-                ledger.keys.add(outcome.key)
-            if (outcome.key, outcome.turn) != (key, turn):
-                ledger.turns.add(f"{outcome.key}:{outcome.turn}")
-            key, turn = outcome.key, outcome.turn
-            if outcome.status == "answered":
-                ledger.answered.add(unit_id(outcome.key, outcome.turn, outcome.sample))
+        ledger, answered = cls(), hashlib.sha256()
+        for key, conversation in groupby(outcomes, lambda outcome: outcome.key):
+            turns = set()
+            for outcome in conversation:
+                ledger.rows += 1
+                ledger.statuses[outcome.status] += 1
+                if outcome.reason is not None:
+                    ledger.reasons[outcome.status][outcome.reason] += 1
+                turns.add(outcome.turn)
+                if outcome.status == "answered":
+                    answered.update(f"{unit_id(key, outcome.turn, outcome.sample)}\n".encode())
+            ledger.keys.add(key)
+            ledger.turns += len(turns)
+        ledger.answered = answered.hexdigest()
         return ledger
 
     def planned(self, samples: int) -> int:
         """Units that the prompts call for: each turn of each prompt, `samples` times."""
-        return samples * len(self.turns)
+        return samples * self.turns
+
+
+@dataclass(frozen=True)
+class Lengthwise:
+    """How many accepted and how many rejected responses have 0, 1, 2, … tokens of one kind."""
+
+    accepted: Counts
+    rejected: Counts
+
+    @property
+    def all(self) -> Counts:
+        return sum_counts(self.accepted, self.rejected)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """verdicts.parquet: one row per response in `frame`, without its key; the units it judges, as in Ledger; reasons and marks.
+    """What verdicts.parquet says.
 
-    decided: rows that are accepted with no reason against them, or rejected with one.
+    decided: rows that are accepted with no reason against them, or rejected with one. units: digest of the units that are
+    judged, in their order. tallies: by column and value; of marks those of accepted rows. lengths: by kind.
     """
 
-    frame: pd.DataFrame
-    units: Hashes
     decided: int
-    tallies: dict[str, dict[str, Tally]]
+    units: str
+    tallies: dict[str, dict[str | bool, Tally]]
+    lengths: dict[str, Lengthwise]
+
+    def tally(self, column: str, value: str | bool) -> Tally:
+        return self.tallies[column].get(value, Tally(rows=0, tokens=0))
 
 
 def balance(
@@ -228,69 +237,79 @@ def balance(
     train: Path,
 ) -> None:
     """Raises EyasError at the first pair of counts that should be equal and are not."""
-    frame, answered = table.frame, ledger.answered.different()
     read = prompts.used + prompts.not_taken + sum(prompts.skipped.values())
-    tokens = int((frame["reasoning_tokens"] + frame["answer_tokens"]).sum())
+    rows = int(table.lengths["output"].all.sum())
+    output, *parts = (total(table.lengths[kind].all) for kind in ("output", "reasoning", "answer"))
+    accepted = table.tally("accepted", True).rows
     equal: list[tuple[int, str, int, str, Path]] = [
         (prompts.rows_read, "source rows were read", read, "are used, not taken or skipped", prompts_report),
         (prompts.used, "prompts are in use", len(ledger.keys), "have outcomes", outcomes),
-        (prompts.turns, "turns are in use", len(ledger.turns), "have outcomes", outcomes),
+        (prompts.turns, "turns are in use", ledger.turns, "have outcomes", outcomes),
         (ledger.planned(settings.samples), "answers are planned", ledger.rows, "have an outcome", outcomes),
-        (ledger.statuses["answered"], "outcomes are `answered`", len(frame), "have a verdict", verdicts),
-        (
-            len(answered),
-            "answers are told apart",
-            len(np.intersect1d(answered, table.units, assume_unique=True)),
-            "are judged",
-            verdicts,
-        ),
-        (len(frame), "verdicts exist", table.decided, "are accepted, or rejected for a reason", verdicts),
-        (int(frame["output_tokens"].sum()), "output tokens", tokens, "are reasoning or answer", verdicts),
-        (int(frame["accepted"].sum()), "answers are accepted", fit.rows, "are training rows", train),
+        (ledger.statuses["answered"], "outcomes are `answered`", rows, "have a verdict", verdicts),
+        (rows, "verdicts exist", table.decided, "are accepted, or rejected for a reason", verdicts),
+        (output, "output tokens", sum(parts), "are reasoning or answer", verdicts),
+        (accepted, "answers are accepted", fit.rows, "are training rows", train),
     ]
-    for left, says, right, instead, culprit in equal:
-        if left != right:
-            raise EyasError(
-                f"{settings.dataset}: the books do not balance: {left:,} {says}, but {right:,} {instead}; "
-                f"delete {culprit} and run again to rebuild it"
-            )
+    wrong = next(
+        (
+            (f"{left:,} {says}, but {right:,} {instead}", culprit)
+            for left, says, right, instead, culprit in equal
+            if left != right
+        ),
+        None,
+    )
+    if wrong is None and ledger.answered != table.units:
+        wrong = f"{rows:,} answers are judged, but not those of {outcomes}, or in another order", verdicts
+    if wrong is not None:
+        what, culprit = wrong
+        raise EyasError(
+            f"{settings.dataset}: the books do not balance: {what}; delete {culprit} and run again to rebuild it"
+        )
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
 
 
 def tabulate(path: Path) -> Verdicts:
-    """Reads verdicts.parquet by column; the lists of reasons are counted batch by batch and not kept."""
-    units = Names()
+    """Reads verdicts.parquet by column and adds it up, batch by batch."""
+    units = hashlib.sha256()
     decided = 0
-    counts: dict[str, dict[str, list[int]]] = {name: {} for name in LISTS}
-    parts = []
-    for batch in read_columns(path, [*COLUMNS, "key", "turn", "sample", *LISTS]):
-        for unit in zip(*(batch[name].to_pylist() for name in ("key", "turn", "sample")), strict=True):
-            units.add(unit_id(*unit))
+    counts: dict[str, dict[str | bool, list[int]]] = {name: {} for name in (*GROUPS, *LISTS)}
+    lengths = {(kind, fate): np.zeros(0, np.int64) for kind in KINDS for fate in (True, False)}
+    columns = ["key", "turn", "sample", *GROUPS, *LISTS, *(f"{kind}_tokens" for kind in KINDS)]
+    for batch in read_columns(path, columns):
+        turn, sample = (batch[name].cast(pa.string()) for name in ("turn", "sample"))
+        named = pc.binary_join_element_wise(batch["key"], turn, sample, ":")
+        units.update("".join(f"{unit}\n" for unit in named.to_pylist()).encode())
         blamed = pc.greater(pc.list_value_length(batch["reasons"]), 0)
         decided += pc.sum(pc.xor(batch["accepted"], blamed)).as_py() or 0
-        accepted = batch.filter(batch["accepted"])
-        for name, rows in (("reasons", batch), ("marks", accepted)):
-            _count(rows[name], rows["output_tokens"], counts[name])
-        parts.append(batch.select(COLUMNS))
-    table = pa.Table.from_batches(parts)
-    tallies = {
-        name: {
-            reason: Tally(rows=rows, tokens=tokens) for reason, (rows, tokens) in sorted(counts[name].items())
-        }
-        for name in LISTS
-    }
-    return Verdicts(frame=table.to_pandas(), units=units.different(), decided=decided, tallies=tallies)
+        for name in GROUPS:
+            _count(batch[name], batch["output_tokens"], counts[name])
+        fates = {True: batch.filter(batch["accepted"]), False: batch.filter(pc.invert(batch["accepted"]))}
+        for name, rows in (("reasons", batch), ("marks", fates[True])):
+            owners = pc.list_parent_indices(rows[name])
+            _count(rows[name].flatten(), rows["output_tokens"].take(owners), counts[name])
+        for (kind, fate), so_far in lengths.items():
+            tokens = np.from_dlpack(fates[fate][f"{kind}_tokens"])
+            lengths[kind, fate] = sum_counts(so_far, np.bincount(tokens))
+    return Verdicts(
+        decided=decided,
+        units=units.hexdigest(),
+        tallies={
+            name: {value: Tally(rows=rows, tokens=tokens) for value, (rows, tokens) in sorted(found.items())}
+            for name, found in counts.items()
+        },
+        lengths={kind: Lengthwise(lengths[kind, True], lengths[kind, False]) for kind in KINDS},
+    )
 
 
-def _count(lists: pa.Array, tokens: pa.Array, into: dict[str, list[int]]) -> None:
-    """Adds, for each string in `lists`, one row and its output tokens."""
-    owners = tokens.take(pc.list_parent_indices(lists))
-    listed = pa.table({"reason": lists.flatten(), "tokens": owners})
-    grouped = listed.group_by("reason").aggregate([("tokens", "count"), ("tokens", "sum")])
+def _count(values: pa.Array, tokens: pa.Array, into: dict[str | bool, list[int]]) -> None:
+    """Adds, for each of `values`, one row and its output tokens."""
+    listed = pa.table({"value": values, "tokens": tokens})
+    grouped = listed.group_by("value").aggregate([("tokens", "count"), ("tokens", "sum")])
     for row in grouped.to_pylist():
-        count = into.setdefault(row["reason"], [0, 0])
+        count = into.setdefault(row["value"], [0, 0])
         count[0] += row["tokens_count"]
         count[1] += row["tokens_sum"]
 
@@ -302,72 +321,90 @@ def describe(
     settings: StatsSettings, prompts: PromptsReport, ledger: Ledger, table: Verdicts, fit: Fit
 ) -> DatasetStats:
     """The statistics of one dataset whose books balance."""
-    frame = table.frame
-    accepted = frame[frame["accepted"]]
-    truncated = int(frame["truncated"].sum())
-    finish = frame["truncated"].map({True: "length", False: "stop"})
+    answered = ledger.statuses["answered"]
+    truncated = table.tally("truncated", True)
+    finish = {"length": truncated, "stop": table.tally("truncated", False)}
+    output = table.lengths["output"]
     return DatasetStats(
         dataset=settings.dataset,
         prompts=prompts,
         planned=ledger.planned(settings.samples),
         outcomes={status: ledger.statuses[status] for status in STATUSES},
         outcome_reasons={status: dict(reasons) for status, reasons in ledger.reasons.items()},
-        accepted=_tally(accepted),
-        rejected=_tally(frame[~frame["accepted"]]),
-        rejected_for=table.tallies["reasons"],
-        marked_for=table.tallies["marks"],
-        finish={str(kind): _tally(rows) for kind, rows in frame.groupby(finish, observed=True)},
-        truncated_share=round(truncated / len(frame), 6) if len(frame) else None,
-        constrained=_tally(frame[frame["constrained"]]),
-        reasoning_states={
-            str(state): _tally(rows) for state, rows in frame.groupby("reasoning_state", observed=True)
-        },
+        accepted=table.tally("accepted", True),
+        rejected=table.tally("accepted", False),
+        rejected_for=_named(table.tallies["reasons"]),
+        marked_for=_named(table.tallies["marks"]),
+        finish={kind: tally for kind, tally in finish.items() if tally.rows},
+        truncated_share=round(truncated.rows / answered, 6) if answered else None,
+        constrained=table.tally("constrained", True),
+        reasoning_states=_named(table.tallies["reasoning_state"]),
         tokens={
-            kind: Lengths(all=spread(frame[f"{kind}_tokens"]), accepted=spread(accepted[f"{kind}_tokens"]))
-            for kind in KINDS
+            kind: Lengths(all=spread(counts.all), accepted=spread(counts.accepted))
+            for kind, counts in table.lengths.items()
         },
         fit=fit,
-        by_length=bins(frame, parts=1),
-        histogram=bins(frame, parts=4),
+        by_length=bins(output, parts=1),
+        histogram=bins(output, parts=4),
     )
 
 
-def _tally(frame: pd.DataFrame) -> Tally:
-    return Tally(rows=len(frame), tokens=int(frame["output_tokens"].sum()))
+def _named(tallies: dict[str | bool, Tally]) -> dict[str, Tally]:
+    return {str(name): tally for name, tally in tallies.items()}
 
 
-def spread(tokens: pd.Series[Any]) -> Spread:
-    """The distribution of a column of token counts. Quantiles are interpolated linearly."""
-    n, total = len(tokens), int(tokens.sum())
-    # Rounded, so that the last bit of a machine's floating-point sum does not change the file.
-    quantiles = tokens.quantile(list(QUANTILES)).round(3).tolist() if n else []
+def total(counts: Counts) -> int:
+    """The sum of token counts of which the i-th occurs counts[i] times."""
+    return int(counts @ np.arange(len(counts)))
+
+
+def spread(counts: Counts) -> Spread:
+    """The distribution of token counts of which the i-th occurs counts[i] times. Quantiles are interpolated linearly."""
+    n, tokens = int(counts.sum()), total(counts)
+    values = np.flatnonzero(counts)
+    ranks = np.cumsum(counts[values])
+
+    def percentile(percent: int) -> float:
+        """Exact but for the last rounding, so that no machine's floating-point sums change the file."""
+        whole, hundredths = divmod((n - 1) * percent, 100)
+        low, high = (
+            int(values[np.searchsorted(ranks, at, "right")]) for at in (whole, min(whole + 1, n - 1))
+        )
+        return round(low + (high - low) * hundredths / 100, 3)
+
+    # n times the sum of squared deviations, in whole numbers.
+    deviations = n * sum(int(counts[value]) * int(value) ** 2 for value in values) - tokens**2
     return Spread(
         n=n,
-        total=total,
-        mean=round(total / n, 3) if n else None,
-        sd=round(float(tokens.std()), 3) if n > 1 else None,
-        min=int(tokens.min()) if n else None,
-        median=round(float(tokens.median()), 3) if n else None,
-        max=int(tokens.max()) if n else None,
-        quantiles={f"p{share * 100:.0f}": value for share, value in zip(QUANTILES, quantiles, strict=False)},
+        total=tokens,
+        mean=round(tokens / n, 3) if n else None,
+        sd=round(math.sqrt(deviations / (n * (n - 1))), 3) if n > 1 else None,
+        min=int(values[0]) if n else None,
+        median=percentile(50) if n else None,
+        max=int(values[-1]) if n else None,
+        quantiles={f"p{percent}": percentile(percent) for percent in PERCENTILES} if n else {},
     )
 
 
-def bins(frame: pd.DataFrame, parts: int) -> list[Bin]:
+def bins(lengths: Lengthwise, parts: int) -> list[Bin]:
     """Accepted and rejected responses by output tokens, from the first to the last bin that is not empty.
 
     Each octave [2^k, 2^(k+1)) is cut into `parts` equal pieces, so the edges are the same for every dataset.
     """
-    lengths = frame["output_tokens"]
-    if lengths.empty:
+    found = np.flatnonzero(lengths.all)
+    if not len(found):
         return []
-    edges = bin_edges(int(lengths.max()), parts)
-    of_row = pd.cut(lengths, edges, right=False, labels=False)
-    counts = pd.crosstab(of_row, frame["accepted"]).reindex(columns=[True, False], fill_value=0)
-    counts = counts.reindex(range(int(of_row.min()), int(of_row.max()) + 1), fill_value=0)
+    shortest, longest = int(found[0]), int(found[-1])
+    edges = bin_edges(longest, parts)
     return [
-        Bin(low=edges[at], high=edges[at + 1], accepted=int(good), rejected=int(bad))
-        for at, good, bad in zip(counts.index, counts[True], counts[False], strict=True)
+        Bin(
+            low=low,
+            high=high,
+            accepted=int(lengths.accepted[low:high].sum()),
+            rejected=int(lengths.rejected[low:high].sum()),
+        )
+        for low, high in pairwise(edges)
+        if high > shortest
     ]
 
 

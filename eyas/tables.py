@@ -68,7 +68,8 @@ def open_parquet(path: str | Path) -> Iterator[pq.ParquetFile]:
             tail = _tail(file, SEAL_SIZE)
         if tail[:SEAL_SIZE] != _seal(tail[SEAL_SIZE:]):
             raise damaged(path, "its footer does not fit its seal")
-        with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+        # Buffered beforehand, which is pyarrow's default, a file stays in memory as far as it has been read.
+        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as parquet:
             yield parquet
     except FileNotFoundError:
         raise EyasError(f"{path}: missing; run `snakemake` to build it") from None

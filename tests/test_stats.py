@@ -3,10 +3,12 @@
 import dataclasses
 import itertools
 import json
+import random
 import statistics
 import tracemalloc
 
 import msgspec
+import numpy as np
 import pytest
 from made_results import train_row, verdict, write_dataset
 
@@ -14,7 +16,7 @@ from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Outcome
-from eyas.stats import Ledger, Tally, bin_edges, read_stats, stats
+from eyas.stats import Ledger, Tally, bin_edges, read_stats, spread, stats
 from eyas.tables import write_table
 from eyas.train import SCHEMA
 from eyas.verdicts import write_verdicts
@@ -76,6 +78,27 @@ def test_describes_lengths(folder):
     assert tokens["output"].accepted.total == 70
     assert tokens["prompt"].all.mean == 50
     assert tokens["reasoning"].all.total + tokens["answer"].all.total == 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lengths_are_described_as_numpy_describes_them(seed):
+    """Quantiles from how often each length occurs are those of the lengths one by one, whatever their number."""
+    draw = random.Random(seed)
+    lengths = [int(draw.lognormvariate(5, 1.2)) for _ in range(draw.choice([2, 3, 7, 100, 999]))]
+    told = spread(np.bincount(lengths))
+    assert (told.n, told.total, told.min, told.max) == (
+        len(lengths),
+        sum(lengths),
+        min(lengths),
+        max(lengths),
+    )
+    assert told.median == statistics.median(lengths)
+    assert (told.mean, told.sd) == (
+        round(statistics.fmean(lengths), 3),
+        round(statistics.stdev(lengths), 3),
+    )
+    percents = [int(name[1:]) for name in told.quantiles]
+    assert list(told.quantiles.values()) == pytest.approx(np.percentile(lengths, percents), abs=0.00051)
 
 
 def test_acceptance_by_length_covers_every_response(folder):
@@ -173,11 +196,17 @@ CASES = {
         lambda f: outcomes(f, *ANSWERED, *OTHERS[1:]), ("8 prompts", "7 have outcomes", "outcomes.jsonl.zst")
     ),
     "a sample that nobody planned": Case(
-        lambda f: outcomes(f, *ANSWERED, *OTHERS, Outcome(key="a", turn=0, sample=1, status="answered")),
+        lambda f: outcomes(f, Outcome(key="a", turn=0, sample=1, status="answered"), *ANSWERED, *OTHERS),
         ("8 answers are planned", "9 have an outcome", "outcomes.jsonl.zst"),
     ),
     "an outcome twice": Case(
-        lambda f: outcomes(f, *ANSWERED, *OTHERS, OTHERS[0]), ("8 answers are planned", "9 have an outcome")
+        lambda f: outcomes(f, *ANSWERED, *OTHERS, OTHERS[-1]), ("8 answers are planned", "9 have an outcome")
+    ),
+    "an outcome again behind others": Case(
+        lambda f: outcomes(f, *ANSWERED, *OTHERS, OTHERS[0]), ("8 turns are in use", "9 have outcomes")
+    ),
+    "an outcome again behind others, in place of one": Case(
+        lambda f: outcomes(f, *ANSWERED, *OTHERS[:-1], OTHERS[0]), ("8 prompts", "7 have outcomes")
     ),
     "a verdict lost": Case(
         lambda f: write_verdicts(f / "verdicts.parquet", VERDICTS[1:]),
@@ -185,7 +214,11 @@ CASES = {
     ),
     "a verdict on another answer": Case(
         lambda f: write_verdicts(f / "verdicts.parquet", [*VERDICTS[1:], verdict("z", 10)]),
-        ("5 answers are told apart", "4 are judged", "verdicts.parquet"),
+        ("5 answers are judged", "not those of", "outcomes.jsonl.zst", "delete", "verdicts.parquet"),
+    ),
+    "verdicts in another order": Case(
+        lambda f: write_verdicts(f / "verdicts.parquet", VERDICTS[::-1]),
+        ("5 answers are judged", "in another order", "verdicts.parquet"),
     ),
     "rejected without a reason": Case(
         lambda f: write_verdicts(
@@ -219,7 +252,7 @@ def test_books_that_do_not_balance_stop_the_run(folder, name):
     assert not (folder / "stats.json").exists()
 
 
-def test_the_books_take_a_few_bytes_an_answer():
+def test_the_books_take_a_few_bytes_a_prompt():
     rows = 20_000
     outcomes = (Outcome(key=f"{n:016x}-0", turn=0, sample=0, status="answered") for n in range(rows))
     tracemalloc.start()
@@ -228,8 +261,8 @@ def test_the_books_take_a_few_bytes_an_answer():
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (len(ledger.keys), len(ledger.turns), len(ledger.answered)) == (rows, rows, rows)
-    assert most < 60 * rows
+    assert (len(ledger.keys), ledger.turns, ledger.rows) == (rows, rows, rows)
+    assert most < 20 * rows
 
 
 @pytest.mark.parametrize("name", ["prompts.json", "verdicts.parquet", "train.parquet"])

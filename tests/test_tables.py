@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from made_results import verdict
@@ -22,7 +24,7 @@ from eyas.plugins import registry
 from eyas.records import TrainMetadata, TrainRow
 from eyas.stats import tabulate
 from eyas.summary import output, read_timing
-from eyas.tables import SEAL_SIZE, read_table, write_table
+from eyas.tables import SEAL_SIZE, new_parquet, open_parquet, read_table, write_table
 from eyas.timing import Timing, TimingWriter
 from eyas.train import SCHEMA
 from eyas.verdicts import read_verdicts, write_verdicts
@@ -88,7 +90,10 @@ def exported(path: Path) -> bytes:
 
 def tabulated(path: Path) -> Any:
     table = tabulate(path)
-    return table.frame.to_csv(), table.units.tolist(), table.decided, table.tallies
+    lengths = {
+        kind: (counts.accepted.tolist(), counts.rejected.tolist()) for kind, counts in table.lengths.items()
+    }
+    return lengths, table.units, table.decided, table.tallies
 
 
 def timed(path: Path) -> str:
@@ -158,6 +163,22 @@ def test_a_missing_table_is_an_error_for_every_reader(tmp_path: Path) -> None:
         for read in readers:
             with pytest.raises(EyasError, match=rf"{name}: missing; run `snakemake`"):
                 read(tmp_path / name)
+
+
+def test_a_table_is_not_kept_in_memory_as_it_is_read(tmp_path: Path) -> None:
+    """Of sixteen row groups, whose ids do not compress, about four are there at one time."""
+    path, groups, rows_each, ids_each = tmp_path / "ids.parquet", 16, 64, 4_096
+    schema = pa.schema([("ids", pa.list_(pa.int32()))])
+    drawn = np.random.default_rng(0)
+    with new_parquet(path, schema) as writer:
+        for _ in range(groups):
+            ids = [drawn.integers(1 << 31, size=ids_each, dtype=np.int32) for _ in range(rows_each)]
+            writer.write_table(pa.table({"ids": ids}, schema=schema))
+    before = pa.total_allocated_bytes()
+    with open_parquet(path) as file:
+        held = [pa.total_allocated_bytes() - before for _ in file.iter_batches(rows_each)]
+    assert len(held) == groups
+    assert max(held) < path.stat().st_size / 2
 
 
 def test_other_tools_read_a_sealed_table_as_usual(tmp_path: Path) -> None:

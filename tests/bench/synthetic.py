@@ -92,8 +92,8 @@ def _pieces(random: np.random.Generator) -> list[str]:
 
 
 @cache
-def pool(size: int) -> list[Answer]:
-    """The answers. Outputs have 350 tokens on average and up to 8,192, prompts 180; 98 % close their reasoning."""
+def pool(size: int, tokens: int | None = None) -> list[Answer]:
+    """The answers. Outputs have 350 tokens on average and up to 8,192, or `tokens` each; prompts 180. 98 % close their reasoning."""
     random = np.random.default_rng(7)
     pieces = _pieces(random)
     # Word frequencies: the r-th most frequent id is drawn with probability ~ 1/r.
@@ -109,7 +109,7 @@ def pool(size: int) -> list[Answer]:
     answers = []
     for _ in range(size):
         prompt_ids = draw(length(130, 0.8, 4_096))
-        ids = draw(length(200, 1.0, LIMIT))
+        ids = draw(length(200, 1.0, LIMIT) if tokens is None else tokens - 1)
         if random.random() < 0.98:
             ids[int(len(ids) * random.uniform(0.3, 0.9))] = CLOSE
         cut = len(ids) >= LIMIT or random.random() < 0.02

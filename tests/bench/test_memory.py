@@ -21,7 +21,7 @@ def peak(operation: str, folder: Folder) -> int:
     done = subprocess.run(
         [sys.executable, str(HERE / "peak.py"), *command], check=True, stdout=subprocess.PIPE
     )
-    return int(done.stdout)
+    return int(done.stdout.split()[0])
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_memory_of_prompts(
         path.parent.mkdir()
         write(path, count)
         command = [sys.executable, str(HERE / "peak.py"), sys.executable, __file__, str(path), variant]
-        return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split()[0])
 
     count = rows // VARIANTS[variant][0]
     few = peak(count // 10)
