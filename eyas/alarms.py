@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from eyas.audit import Audit
 from eyas.judge import Judge
 from eyas.plugins import Registry
 from eyas.progress import SUFFIX, read_progress
@@ -160,7 +161,8 @@ class Pace:
 class Lookout:
     """Follows one job: judges answers as they come and compares the speed of all jobs with the plan's.
 
-    Alarms go into the log when they are raised; `alarms` are those that hold now.
+    Alarms go into the log when they are raised; `alarms` are those that hold now. audit: the drift audit, where the
+    config has one.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class Lookout:
         self._reasoning_expected = reasoning_expected
         self._watch = Watch()
         self._slow: Alarm | None = None
+        self.audit: Audit | None = None
         self._judged = float("-inf")
         self._came = self._most = 0  # answers, and most requests in flight so far
         self._busy = True
@@ -188,7 +191,7 @@ class Lookout:
     def alarms(self) -> list[str]:
         """What a person should look at now, a sentence each."""
         held = [*self._watch.alarms.values(), *([self._slow] if self._slow else [])]
-        return [alarm.text for alarm in held]
+        return [*(alarm.text for alarm in held), *(self.audit.drift.alarms.values() if self.audit else ())]
 
     def came(self, response: Response, in_flight: int) -> None:
         """An answer came, of one of `in_flight` requests."""

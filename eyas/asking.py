@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from eyas.alarms import Lookout
+from eyas.audit import Audit, AuditAnswer, AuditPrompt
 from eyas.capacity import Moments, running, sentence
-from eyas.config import AccessSettings, ModelConfig
+from eyas.config import AccessSettings, ModelConfig, SamplingConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
-from eyas.plugins import Busy, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
+from eyas.plugins import Busy, Completion, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
@@ -136,6 +137,7 @@ class Asking:
         self.plan, self.accepts, self.engine, self.lease = plan, accepts, engine, lease
         self.server, self.ceiling = access.server, access.ceiling
         self.journal, self.writer, self.show, self.lookout = journal, writer, show, lookout
+        self.audit = lookout.audit
         self.end = time.monotonic() + seconds
         self.asked: dict[str, Asked] = {}  # what is at a server, by request
         self.unfinished: list[Asked] = []
@@ -195,10 +197,13 @@ class Asking:
                 self.unfinished = [replace(one, ended=now) for one in self.asked.values()]
                 return
             while not self.failure and self._may_ask():
-                job = self.later.popleft() if self.later else await anext(jobs, None)
-                if job is None:
+                if self.audit and (asked := self.audit.next(begin=not self.exhausted)):
+                    work = self._audit(self.audit, asked)
+                elif job := self.later.popleft() if self.later else await anext(jobs, None):
+                    work = self._answer(job)
+                else:
                     break
-                task = asyncio.create_task(self._answer(job))
+                task = asyncio.create_task(work)
                 self.in_flight.add(task)
                 task.add_done_callback(self._landed)
                 await asyncio.sleep(0)  # rendering takes its time; replies must not wait for all of it
@@ -233,6 +238,8 @@ class Asking:
                 yield None
             opening = found if found.known else await self._rendered(found)
             samples = self.plan.settings.samples
+            if self.audit:
+                self.audit.offer(opening.prompt.key, opening.ids)
             pending = _Pending(opening.index, left=samples)
             self.budget.submit(opening.index, self.plan.answers(opening.prompt))
             if opening.index % 100 == 99:
@@ -318,7 +325,6 @@ class Asking:
         unit, sampling = job.unit, self.plan.settings.sampling
         assert unit.ids is not None
         ask = GenerateRequest(prompt_ids=unit.ids, sampling=sampling, seed=seed_of(job.request))
-        deadline = sampling.max_new_tokens / self.server.slowest_rate + self.server.queue_wait
         cause, began, pushed_back = "", time.monotonic(), 0
         attempt = 1
         while attempt <= self.server.retries + 1:
@@ -326,10 +332,7 @@ class Asking:
             started = time.time()
             try:
                 with self._at(url, job, started):
-                    async with asyncio.timeout(deadline):
-                        await self.fleet.same_model(url)
-                        server = self.lease.server(url)  # one that is replaced breaks the request off
-                        completion = await self.engine.generate(self.session, url, ask)
+                    server, completion = await self._generate(url, ask)
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
                 self._end(job, "refused")
@@ -342,7 +345,7 @@ class Asking:
                 attempt += self.fleet.silent_since(began)
                 await asyncio.sleep(backoff(pushed_back))
             except (Retry, TimeoutError) as failure:
-                cause = str(failure) or f"no answer within the deadline of {deadline:.0f} s"
+                cause = str(failure) or f"no answer within the deadline of {self._deadline(sampling):.0f} s"
                 log.warning("%s sample %d, attempt %d: %s", unit.prompt.key, job.sample, attempt, cause)
                 self.fleet.doubt(url)
                 await asyncio.sleep(backoff(attempt))
@@ -357,21 +360,7 @@ class Asking:
                     finished=time.time(),
                     usage=completion.usage,
                 )
-                text, ends = self.tokenizer.decode(completion.output_ids)
-                added = self._added_in(unit.ids, completion.output_ids)
-                reply = Reply(
-                    request=job.request,
-                    prompt_ids=unit.ids,
-                    output_ids=completion.output_ids,
-                    finish=completion.finish,
-                    text=text,
-                    text_ends=ends,
-                    stop_ids=self.tokenizer.stop_ids,
-                    added_tokens=added,
-                    control_ids=[token for token in added.values() if token in self.control],
-                    effective_max_new=completion.effective_max_new,
-                    constrained=sampling.constrained,
-                )
+                reply = self._reply(job.request, ask, completion)
                 self._keep(job, Answered(reply=reply, delivery=delivery))
                 steps = self.plan.after(unit, job.sample, reply, self.journal)
                 if following := await self._next(job.pending, job.sample, steps, journalled=False):
@@ -380,6 +369,61 @@ class Asking:
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
         self._end(job, "failed")
+
+    def _deadline(self, sampling: SamplingConfig) -> float:
+        """Seconds that one request may take."""
+        return sampling.max_new_tokens / self.server.slowest_rate + self.server.queue_wait
+
+    async def _generate(self, url: str, ask: GenerateRequest) -> tuple[Server, Completion]:
+        """One attempt at `url`, and who answered. Raises as Engine.generate does, and TimeoutError."""
+        async with asyncio.timeout(self._deadline(ask.sampling)):
+            await self.fleet.same_model(url)
+            server = self.lease.server(url)  # one that is replaced breaks the request off
+            return server, await self.engine.generate(self.session, url, ask)
+
+    def _reply(self, request: str, ask: GenerateRequest, completion: Completion) -> Reply:
+        text, ends = self.tokenizer.decode(completion.output_ids)
+        added = self._added_in([*ask.prompt_ids], completion.output_ids)
+        return Reply(
+            request=request,
+            prompt_ids=[*ask.prompt_ids],
+            output_ids=completion.output_ids,
+            finish=completion.finish,
+            text=text,
+            text_ends=ends,
+            stop_ids=self.tokenizer.stop_ids,
+            added_tokens=added,
+            control_ids=[token for token in added.values() if token in self.control],
+            effective_max_new=completion.effective_max_new,
+            constrained=ask.sampling.constrained,
+        )
+
+    async def _audit(self, audit: Audit, asked: AuditPrompt) -> None:
+        """Asks a prompt of the drift audit. What comes is judged and dropped; if nothing does, its round is left out."""
+        ask = GenerateRequest(prompt_ids=asked.ids, sampling=audit.sampling, seed=seed_of(asked.request))
+        answer = None
+        for attempt in range(1, self.server.retries + 2):
+            url = await self.fleet.free()
+            try:
+                with self.fleet.asking(url, len(asked.ids) + audit.sampling.max_new_tokens / 2):
+                    _, completion = await self._generate(url, ask)
+            except Reject as refused:
+                log.warning("audit: %s is refused: %s", asked.key, refused)
+                break
+            except Busy:
+                await self.fleet.push_back(url)
+            except (Retry, TimeoutError) as failure:
+                log.warning("audit: %s, attempt %d: %s", asked.key, attempt, failure or "no answer in time")
+                self.fleet.doubt(url)
+            else:
+                self.fleet.came(url, len(completion.output_ids))
+                reply = self._reply(asked.request, ask, completion)
+                answer = AuditAnswer.of(asked.key, reply, self.plan.reasoning.split(reply))
+                break
+            await asyncio.sleep(backoff(attempt))
+        servers = [self.lease.server(url).id for url in self.lease.manifests]
+        for alarm in audit.came(asked.key, answer, servers, self.lease.events):
+            log.warning("%s", alarm)
 
     def _end(self, job: _Job, status: Literal["refused", "failed"]) -> None:
         """Counts a turn that gets no answer, and with it the end of its conversation."""

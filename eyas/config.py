@@ -404,6 +404,26 @@ class PlanConfig(Section, frozen=True):
     ] = 4
 
 
+class AuditConfig(Section, frozen=True):
+    """The drift audit of a run: the same prompts, asked greedily again and again."""
+
+    minutes: Annotated[float, Meta(gt=0, description="Minutes from one round to the next.")] = 30.0
+    prompts: Annotated[
+        int,
+        Meta(
+            ge=2,
+            description="Prompts per dataset, the first of the fixed order. A step is told if more than half of them take it.",
+        ),
+    ] = 8
+    max_new_tokens: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Most tokens of one answer, if the dataset's own limit is not lower. Answers that are cut here tell nothing by their length, but each round costs up to `prompts` times this, per dataset.",
+        ),
+    ] = 1024
+
+
 class Config(Section, frozen=True):
     """A run."""
 
@@ -428,6 +448,12 @@ class Config(Section, frozen=True):
         dict[str, dict[str, Any]], Meta(description="Exporters to run: name, then options.")
     ] = field(default_factory=lambda: {"tokens": {}})
     plan: PlanConfig = field(default_factory=PlanConfig)
+    audit: Annotated[
+        AuditConfig | None,
+        Meta(
+            description="Ask a few prompts of each dataset greedily again and again while it is generated, and raise an alarm when their answers change in a step. They go to `logs/generate/<dataset>.audit.jsonl`, never into the journal. Null asks nothing; `{}` takes the defaults."
+        ),
+    ] = None
     journal: Annotated[
         str,
         Meta(description="Folder of finished responses, the expensive part. No rule deletes it; back it up."),
@@ -892,6 +918,7 @@ class AccessSettings(Section, frozen=True):
     """How `generate` and `serve` reach a server. Travels as a resource: it decides nothing in a result.
 
     checks, plan: what answers are judged by as they come, and the file with the planned speed, if there is one; for alarms.
+    audit: what is asked again and again while a dataset is generated.
     config: fingerprint of the whole config, by which verdicts of `eyas doctor` are kept.
     """
 
@@ -901,6 +928,7 @@ class AccessSettings(Section, frozen=True):
     lane: str | None = None
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
     plan: str | None = None
+    audit: AuditConfig | None = None
     config: str = ""
 
     @property
@@ -1071,6 +1099,7 @@ class Stages:
             lane=lane,
             checks=self.checks(dataset) if dataset is not None else {},
             plan="results/plan/plan.json",
+            audit=self.config.audit,
             # `defaults` are in the datasets already, where it does not matter how they are written.
             config=fingerprint(msgspec.structs.replace(self.config, defaults={})),
         )

@@ -25,6 +25,7 @@ TRANSPORT = frozenset(
         "eyas.errors",
         "eyas.progress",
         "eyas.alarms",
+        "eyas.audit",
         "eyas.fleet",
         "eyas.server.lease",
         "eyas.server.verdict",

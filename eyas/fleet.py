@@ -196,6 +196,7 @@ class Fleet:
         self.raise_failures()
 
     async def _wait_until_back(self, url: str) -> None:
+        began, known = time.time(), url in self.lease.manifests
         while not await self._generates(url):
             self._away.add(url)
             self._tell_away()
@@ -203,6 +204,10 @@ class Fleet:
             if not self._in_use() and self.silent_since(self._last_doubt):
                 raise self._gone("the server", self.lease.urls)
             await asyncio.sleep(PROBE_PAUSE)
+        if known:
+            lasted = time.time() - began
+            came = f"{url} failed a request, and generated again {lasted:.0f} s later"
+            self.lease.events.append((time.time(), came))
         del self._doubts[url]
         self._away.discard(url)
         self._tell_away()

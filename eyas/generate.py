@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from eyas.alarms import Lookout
+from eyas.audit import Audit
 from eyas.config import AccessSettings, GenerateSettings
 from eyas.errors import EyasError
 from eyas.journal import Answered, Journal, JournalWriter
@@ -50,6 +51,7 @@ class Paths:
     timing: Path
     servers: Path
     progress: Path
+    audit: Path
 
 
 def generate(
@@ -79,7 +81,7 @@ def generate(
                 missing = _survey(plan, paths.journal, accepts, progress)
                 if missing:
                     log.info(LACKS, missing)
-                    _ask(plan, accepts, access, paths.journal, registry, writer, show)
+                    _ask(plan, accepts, access, paths, registry, writer, show)
                 else:
                     log.info("the journal has every answer that is needed; no server is asked")
             progress.state = "finishing"
@@ -120,7 +122,7 @@ def _ask(
     plan: Plan,
     accepts: Accepts,
     access: AccessSettings,
-    journal_folder: Path,
+    paths: Paths,
     registry: Registry,
     writer: JournalWriter,
     show: ProgressFile,
@@ -130,7 +132,9 @@ def _ask(
     from eyas.asking import Asking  # and with it what only asking needs
 
     lookout = lookout_of(plan, access, registry)
-    with connected(access, registry) as (engine, lease), Journal(journal_folder) as journal:
+    if access.audit is not None:
+        lookout.audit = Audit(access.audit, plan.settings, paths.audit)
+    with connected(access, registry) as (engine, lease), Journal(paths.journal) as journal:
         asking = Asking(plan, accepts, access, engine, lease, journal, writer, show, lookout)
         # What is there by now stays; a full collection that looked at all of it would hold up the event loop.
         gc.collect()

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from eyas.config import (
+    AuditConfig,
     Config,
     DatasetConfig,
     DecontaminateConfig,
@@ -41,6 +42,7 @@ _SECTIONS: list[tuple[str, type[Struct]]] = [
     ("`decontaminate`", DecontaminateConfig),
     ("`evaluation_sets.<name>`", EvaluationSet),
     ("`mix`", MixConfig),
+    ("`audit`", AuditConfig),
 ]
 WHERE = {
     "source": "datasets.<name>.source",

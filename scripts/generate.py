@@ -21,6 +21,7 @@ def main(a: argparse.Namespace) -> None:
         timing=a.timing,
         servers=a.servers,
         progress=a.log.with_suffix(".status.json"),
+        audit=a.log.with_suffix(".audit.jsonl"),
     )
     settings = msgspec.json.decode(a.settings, type=GenerateSettings)
     generate(settings, access, paths, registry(tuple(access.plugins)))

@@ -34,6 +34,7 @@ class Stage:
     server: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    audit: dict[str, Any] | None = None
     plugin: Path = ENGINE
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class Stage:
             timing=base / "timing.parquet",
             servers=base / "servers.json",
             progress=base / "status.json",
+            audit=base / "audit.jsonl",
         )
 
     def settings(self, url: str | list[str] | None) -> tuple[GenerateSettings, AccessSettings, Stages]:
@@ -83,6 +85,7 @@ class Stage:
                         **self.dataset,
                     }
                 },
+                "audit": self.audit,
                 "plugins": [str(self.plugin)],
             }
         )

@@ -34,7 +34,7 @@ class SilentEngine:
 
 
 def fleet(shares: Any = None) -> Fleet:
-    lease: Any = SimpleNamespace(urls=[SLOW, FAST], shares=shares)
+    lease: Any = SimpleNamespace(urls=[SLOW, FAST], shares=shares, manifests={}, events=[])
     engine: Any = SilentEngine()
     server = ServerConfig(engine={"name": "x"}, start_timeout=0.01)
     return Fleet(lease, engine, server, Progress(dataset="a", state="generating", planned=1))

@@ -54,6 +54,7 @@ FLOORS = [
         "judge",
         "units",
         "alarms",
+        "audit",
         "selection",
     },
     {"asking", "fleet"},

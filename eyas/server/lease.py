@@ -65,7 +65,8 @@ class Lease:
     shares: how much of it may be used. urls, key: where and how to ask; the first of them has generated. manifests: by
     address, what each was when it last generated, without secrets; an address that has not yet generated is not in it.
     absent: why those had not at the start.
-    endpoint: the file in which the other holders find a started server, None with `server.url`.
+    endpoint: the file in which the other holders find a started server, None with `server.url`. events: what happened to
+    the servers since, as Unix time in s and a few words; eyas.fleet adds what it sees.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Lease:
         self.urls = sorted(urls, key=lambda url: url not in self.manifests)
         self.key, self.endpoint = key, endpoint
         self.shares, self._engine, self._check = shares, engine, check
+        self.events: list[tuple[float, str]] = []
         self._looked_at: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
         self._found = threading.Lock()  # several addresses may be looked at at a time
@@ -135,12 +137,11 @@ class Lease:
             return
         if known is None:
             _log.info("%s generates too, and is asked from now on", url)
+            self.events.append((time.time(), f"{url} is asked too"))
         else:
-            _log.warning(
-                "%s came back with other settings (%s); answers from now on are kept under its new manifest",
-                url,
-                ", ".join(_changes(known, manifest)),
-            )
+            came = f"{url} came back with other settings ({', '.join(_changes(known, manifest))})"
+            _log.warning("%s; answers from now on are kept under its new manifest", came)
+            self.events.append((time.time(), came))
         with self._found:
             self.manifests = {**self.manifests, url: manifest}
             self._servers = {}

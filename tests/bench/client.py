@@ -37,6 +37,7 @@ def paths(folder: Path) -> Paths:
         timing=folder / "timing.parquet",
         servers=folder / "servers.json",
         progress=folder / "status.json",
+        audit=folder / "audit.jsonl",
     )
 
 

@@ -75,6 +75,7 @@ def finalise(folder: Folder) -> None:
         timing=folder.path / "timing.parquet",
         servers=folder.path / "servers.json",
         progress=folder.path / "status.json",
+        audit=folder.path / "audit.jsonl",
     )
     plan = Plan(synthetic.GENERATE, folder.prompts, registry())
     progress = Progress(
