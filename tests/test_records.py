@@ -18,6 +18,7 @@ from msgspec import Struct
 from eyas import timing, train, verdicts
 from eyas.exporters.reports import ExportReport
 from eyas.mix import MixReport
+from eyas.pilot_report import PilotReport
 from eyas.prompts import PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict
@@ -37,6 +38,7 @@ FILES: list[type[Struct]] = [
         TrainRow,
         MixReport,
         ExportReport,
+        PilotReport,
         DatasetStats,
     )
 ]
