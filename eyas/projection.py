@@ -435,7 +435,7 @@ def _points(one: Observed) -> _Points:
 
 def _draw(one: Observed, random: np.random.Generator, draws: int) -> Means:
     points = _points(one)
-    weights = _weights(points, one.sizes, random, draws)
+    weights, expected = _weights(points, one.sizes, random, draws)
     columns = {
         "prompt": points.prompt,
         "output": points.output,
@@ -446,14 +446,20 @@ def _draw(one: Observed, random: np.random.Generator, draws: int) -> Means:
         "accepted_prompt": points.accepted * points.prompt,
         "cut": points.cut,
     }
-    means = dict(zip(columns, (weights @ np.column_stack(list(columns.values()))).T, strict=True))
+    values = np.column_stack(list(columns.values()))
+    drawn = weights @ values
+    # The draws' own mean is known, so it is set: a pilot that has every answer gives their sum and nothing else.
+    drawn += expected @ values - drawn.mean(axis=0)
+    means = dict(zip(columns, drawn.T, strict=True))
     # All prompts' sizes are known, so their tokens are uncertain only by tokens per size.
     means["prompt"] *= one.sizes.mean() / (weights @ points.sizes)
     return Means(sample=points.output, sample_parts=points.parts, **means)
 
 
-def _weights(points: _Points, sizes: Floats, random: np.random.Generator, draws: int) -> Floats:
-    """Random weights of the points, shape (draws, points), that sum to 1. sizes: of all prompts.
+def _weights(
+    points: _Points, sizes: Floats, random: np.random.Generator, draws: int
+) -> tuple[Floats, Floats]:
+    """Random weights of the points, shape (draws, points), that sum to 1, and what they are expected to be. sizes: of all prompts.
 
     In each class of prompt size they are those of the Bayesian bootstrap, a little wider so that the variance is that of a
     mean of so few; the classes weigh as in all prompts.
@@ -464,15 +470,15 @@ def _weights(points: _Points, sizes: Floats, random: np.random.Generator, draws:
     )
     of_point = np.searchsorted(edges, points.sizes)
     share = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
-    weights = np.empty((draws, len(points.sizes)))
+    weights, expected = np.empty((draws, len(points.sizes))), np.empty(len(points.sizes))
     for kind in np.unique(of_point):
         members = np.flatnonzero(of_point == kind)
         parts = points.parts[members]
         few = max(1 - 2 / parts.sum(), 0.5)
         drawn = random.standard_gamma(few * parts, (draws, len(members)))
         weights[:, members] = share[kind] * drawn / drawn.sum(axis=1, keepdims=True)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
+        expected[members] = share[kind] * parts / parts.sum()
+    return weights / weights.sum(axis=1, keepdims=True), expected / expected.sum()
 
 
 # --- amounts -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from eyas.config import (
     MixConfig,
     ModelConfig,
     NearDuplicatesConfig,
+    PlanConfig,
     SamplingConfig,
     ServerConfig,
 )
@@ -43,6 +44,7 @@ _SECTIONS: list[tuple[str, type[Struct]]] = [
     ("`evaluation_sets.<name>`", EvaluationSet),
     ("`mix`", MixConfig),
     ("`audit`", AuditConfig),
+    ("`plan`", PlanConfig),
 ]
 WHERE = {
     "source": "datasets.<name>.source",

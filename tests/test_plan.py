@@ -86,6 +86,17 @@ def test_hours_are_generated_tokens_over_the_measured_rate() -> None:
     assert made.projection.budgeted is None
 
 
+def test_a_pilot_that_has_every_answer_tells_their_sum() -> None:
+    seen = [
+        msgspec.structs.replace(one, prompt_bytes=100 * at, truncated=at % 3 == 0, accepted=at % 2 == 0)
+        for at, one in enumerate(observations([15, 147, 200, 200] * 20))
+    ]
+    made = make(settings(), [report([], 80, observations=seen, prompt_bytes=[100 * at for at in range(80)])])
+    total = made.projection.full.total
+    assert total.output_tokens.low == total.output_tokens.high == pytest.approx(20 * 562)
+    assert total.acceptance.mean == pytest.approx(0.5) and total.at_limit.mean == pytest.approx(27 / 80)
+
+
 def test_a_budget_ends_the_run_earlier() -> None:
     made = make(settings(500_000), [report(lengths(), 10_000)])
     assert made.projection.budgeted is not None
@@ -199,6 +210,14 @@ def test_what_the_server_runs_is_not_more_than_it_can_hold() -> None:
     )
     assert made.binding is not None and made.binding.startswith("10 in flight, about ")
     assert made.projection.running < AT_ONCE
+
+
+def test_of_several_processes_each_has_its_part() -> None:
+    capacity = {"tokens": 6_000, "max_running": None, "conservativeness": 1.0}
+    made = make(
+        settings(), [report(lengths(), 10_000, servers={"s1": {"processes": 2, "capacity": capacity}})]
+    )
+    assert made.binding is not None and made.binding.startswith("at each of 2 server processes: 5 in flight")
 
 
 def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def facts(plan: Plan) -> list[str]:
     servers = f"server{'s' * (len(plan.servers) > 1)} {', '.join(server[:8] for server in plan.servers)}"
     found = [
         f"Measured by {number(pilot)} answers in {plan.pilot_minutes:,.1f} minutes on {servers}, "
-        f"with {projection.running:,.0f} requests running: {number(rate.mean)} tokens/s over the run "
+        f"with {projection.running:,.0f} requests running: {number(rate.mean)} tokens/s while they are busy "
         f"({number(rate.low)} to {number(rate.high)}).",
         f"Not measurable in a pilot, so assumed: the speed wanders by {drift.sd:.0%} with a correlation time of {drift.hours:g} h "
         f"(plan.drift_sd, plan.drift_hours).",
