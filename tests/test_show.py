@@ -27,7 +27,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "results" / "A"
     turns = [Turn(calls=[], messages=[Message(role="user", content="And then?")])]
     first = Message(role="system", content="Be brief")
-    asked = prompt("abc-0", messages=[first, Message(role="user", content=f"Why? {CLEAR}")], turns=turns)
+    tools = [{"type": "function", "function": {"name": "get_tide"}}]
+    asked = prompt(
+        "abc-0", messages=[first, Message(role="user", content=f"Why? {CLEAR}")], turns=turns, tools=tools
+    )
     write_records(folder / "prompts.jsonl.zst", [asked, prompt("abd-0"), prompt("xyz-0")])
     units = [(0, 0), (0, 1), (1, 0)]
     unreached = Outcome(key="abc-0", turn=1, sample=1, status="not_reached", reason="cut at the limit")
@@ -70,7 +73,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_conversation_reads_from_top_to_bottom(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "A", "abc-0")
-    order = ["A abc-0", "── system ──", "Be brief", "── user ──", "Why?", "── turn 0, sample 0: accepted ──"]
+    order = [
+        "A abc-0",
+        "── tools ──",
+        "get_tide",
+        "── system ──",
+        "Be brief",
+        "── user ──",
+        "Why?",
+        "── turn 0, sample 0: accepted ──",
+    ]
     order += [
         "5 tokens, 3 reasoning (closed), 2 answer, ended by 2",
         "── reasoning ──",

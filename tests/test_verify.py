@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import journal_entries
-from pipeline import Run, fake_server
+from pipeline import ROOT, Run, fake_server
 
 from eyas.failures import failed_jobs
 from eyas.generate import LACKS
@@ -282,3 +282,12 @@ def test_without_results_there_is_nothing_to_verify(finished: Run, tmp_path: Pat
     assert done.stderr.startswith(
         "eyas: error: results/summary/manifest.json: missing; run `snakemake` first"
     )
+
+
+def test_the_results_of_another_config_are_not_called_wrong(finished: Run) -> None:
+    done = eyas(finished, "verify", "--configfile", str(ROOT / "config.yaml"))
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith(
+        "eyas: error: results/ holds a run with the datasets alpha, the config has B1_glaive, "
+    )
+    assert "name that run's config with --configfile" in done.stderr

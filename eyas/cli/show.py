@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,10 @@ def lines(folder: Path, prompt: Prompt, turn: int | None, sample: int | None, *,
     origin = prompt.origin
     yield BOLD, visible(f"{folder.name} {prompt.key}")
     yield DIM, visible(f"{origin.file} row {origin.row:,}, read as {origin.source}")
+    if prompt.tools:
+        yield from _head(BLUE, "tools")
+        for tool in prompt.tools:
+            yield "", visible(json.dumps(tool, ensure_ascii=False))
     for at in range(len(prompt.turns) + 1):
         for message in prompt.turns[at - 1].messages if at else prompt.messages:
             yield from _message(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     from eyas.verify import verify
 
     raw, stages = run_of(arguments)
+    _check_run(Path("results/summary/manifest.json"), set(stages.config.datasets))
     found = verify(raw, stages, Path("results"), ROOT, arguments.cores)
     for line in found.notes:
         print(f"note: {line}")
@@ -37,3 +39,15 @@ def run(arguments: argparse.Namespace) -> None:
             f"and run `snakemake`, which rebuilds it. A damaged journal: restore it from a backup"
         )
     print(f"{found.files} files are what the journal gives, byte by byte")
+
+
+def _check_run(manifest: Path, datasets: set[str]) -> None:
+    """Raises EyasError if the results are those of another config: everything would differ, and nothing be wrong."""
+    if not manifest.is_file():
+        return
+    made = set(json.loads(manifest.read_bytes())["sources"])
+    if made != datasets:
+        raise EyasError(
+            f"results/ holds a run with the datasets {', '.join(sorted(made))}, the config has {', '.join(sorted(datasets))}; "
+            f"name that run's config with --configfile, or run `snakemake` with this one first"
+        )
