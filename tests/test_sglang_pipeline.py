@@ -174,7 +174,7 @@ def test_every_training_row_is_the_ids_sent_plus_the_ids_that_came_back(run: Pip
 
 def test_every_answer_on_the_wire_is_a_response(run: Pipeline) -> None:
     responses = [response for name in run.datasets for response in run.responses(name)]
-    assert len(responses) == ROWS * 8
+    assert len(responses) >= ROWS * 8
     assert Wire((tuple(r.prompt_ids), tuple(r.output_ids)) for r in responses) == run.wire()
 
 
@@ -192,11 +192,13 @@ def test_answers_reason_in_the_form_that_they_are_held_to(run: Pipeline) -> None
 def test_the_books_balance(run: Pipeline) -> None:
     summary = json.loads((run.folder / "results/summary/summary.json").read_text())
     total, accepted = summary["total"], 0
-    assert total["planned"] == total["responses"] == ROWS * 8
+    assert total["planned"] == total["responses"] + total["not_reached"] >= ROWS * 8
     assert total["responses"] == total["accepted"] + total["rejected"]
     for name in run.datasets:
         outcomes = list(read_records(run.result(name, "outcomes.jsonl.zst"), Outcome))
-        assert Counter(outcome.status for outcome in outcomes) == {"answered": ROWS}
+        statuses = Counter((outcome.status, outcome.turn > 0) for outcome in outcomes)
+        assert statuses.pop(("answered", False)) == ROWS
+        assert set(statuses) <= {("answered", True), ("not_reached", True)}
         verdicts = list(read_table(run.result(name, "verdicts.parquet"), Verdict))
         assert sum(verdict.accepted for verdict in verdicts) == len(run.rows(name))
         accepted += len(run.rows(name))
