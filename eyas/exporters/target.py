@@ -12,6 +12,7 @@ from eyas.hub import tokenizer_folder
 from eyas.plugins import Reasoning, Told
 from eyas.records import Finish, Prompt, Reply, TrainRow
 from eyas.render import for_template
+from eyas.tokenizer import load_tokenizer
 
 # Stand for a text in probes: no template and no tokenizer knows these characters.
 ASKED, ANSWERED, THOUGHT, SYSTEM = "\ue000", "\ue001", "\ue002", "\ue003"
@@ -29,9 +30,6 @@ class Target:
 
     def __init__(self, model: ModelConfig, reasoning: Reasoning) -> None:
         self.model, self.reasoning = model, reasoning
-        # Here, since it loads numpy, and every program that knows the plugins would wait for that.
-        from eyas.tokenizer import load_tokenizer
-
         self.tokenizer = load_tokenizer(model)
         self.template_options = {**reasoning.template_options, **model.template_options}
         self._names = {token: text for text, token in self.tokenizer.added_tokens.items()}
