@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -47,9 +48,9 @@ class ConversationExporter(Exporter):
     def write(self, rows: Iterable[Any], path: Path) -> int:
         return write_lines(path, map(self.line, rows))
 
+    @abstractmethod
     def line(self, told: Told) -> dict[str, Any]:
         """The row as it is written."""
-        raise NotImplementedError
 
     def lines(self, path: Path) -> Iterator[dict[str, Any]]:
         return read_lines(path)
