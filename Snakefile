@@ -54,8 +54,12 @@ rule all:
 
 
 onstart:
+    plan_stands_alone()
     leave_ctrl_c_to_serve(workflow.dag_settings.targets, local=workflow.local_exec)
-    announce(Path("logs/generate"), planned_answers(), DATASETS)
+    announce(Path("logs/generate"), planned_answers("generate"), DATASETS)
+    announce(
+        Path("logs/pilot"), planned_answers("pilot", CONFIG.plan.prompts), DATASETS
+    )
 
 
 onerror:

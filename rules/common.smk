@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 ROOT = Path(str(workflow.current_basedir)).parent
@@ -152,16 +153,33 @@ def journal_folder(wildcards):
     return f"{CONFIG.journal}/{wildcards.dataset}"
 
 
-def planned_answers():
-    """Rows at most, and samples, of every dataset that this run asks for; neither where only the prompts tell the turns."""
-    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name == "generate"]
+def planned_answers(rule, most=None):
+    """Rows at most (of all, or of the first `most`), and samples, of every dataset that `rule` of this run asks for; neither where
+    only the prompts tell the turns."""
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name == rule]
     sections = {
         job.wildcards.dataset: CONFIG.datasets[job.wildcards.dataset] for job in jobs
     }
     return {
-        name: (section.rows, section.samples) if section.turns == "first" else (None, 0)
+        name: (
+            (min(filter(None, (section.rows, most)), default=None), section.samples)
+            if section.turns == "first"
+            else (None, 0)
+        )
         for name, section in sections.items()
     }
+
+
+def plan_stands_alone():
+    """Refuses pilots and generation in one run, before anything starts.
+
+    A pilot measures a server that has nothing else to do, and both write one journal.
+    """
+    if {"pilot", "generate"} <= {job.rule.name for job in workflow.dag.needrun_jobs()}:
+        raise WorkflowError(
+            "eyas: error: pilots measure the server's speed, so they cannot run beside generation; "
+            "run `snakemake plan` first, then the rest in a call of its own (the pilot's answers are used there)"
+        )
 
 
 def of_all(pattern):

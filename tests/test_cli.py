@@ -306,6 +306,51 @@ def test_a_damaged_status_file_is_named(logs):
         status.look(logs, NOW)
 
 
+def test_pilots_are_shown_while_they_run_and_until_something_is_generated(
+    tmp_path, logs, monkeypatch, capsys
+):
+    def heads(*arguments):
+        eyas.cli.main(["status", *arguments])
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+    monkeypatch.chdir(tmp_path)
+    pilots = tmp_path / "logs" / "pilot"
+    put(pilots, progress("P", state="done"))
+    assert heads() == ["pilot", "P"]
+    put(logs, progress("G", state="done"))
+    assert heads() == ["dataset", "G"]
+    put(pilots, progress("P", updated=time.time()))
+    assert heads() == ["pilot", "P"]
+    assert heads("--logs", "logs/generate") == ["dataset", "G"]
+    put(logs, progress("G", updated=time.time()))
+    assert heads() == ["dataset", "G"]
+
+
+def test_following_ends_with_the_pilots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pilots = tmp_path / "logs" / "pilot"
+    put(pilots, progress("P"))
+    clock = Clock({3: lambda: put(pilots, progress("P", state="done"))})
+    out = io.StringIO()
+    status.follow(None, None, out, clock, clock.sleep)
+    assert clock.now == NOW + 3 and out.getvalue().startswith("pilot of")
+
+
+def test_a_run_elsewhere_is_shown_by_its_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "run" / "logs" / "generate", progress("G", state="done"))
+    (tmp_path / "here").mkdir()
+    put(tmp_path / "here", progress("H", state="done"))
+    assert eyas.cli.main(["status", "--directory", "run"]) == 0
+    assert "\nG " in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    eyas.cli.main(["status", "--directory", "run", "--logs", "here"])
+    assert "\nH " in capsys.readouterr().out, "other paths are the caller's"
+    monkeypatch.chdir(tmp_path)
+    assert eyas.cli.main(["status", "--directory", "none"]) == 1
+    assert "--directory: none cannot be entered (No such file or directory)" in capsys.readouterr().err
+
+
 def test_nothing_yet_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert eyas.cli.main(["status"]) == 0

@@ -40,6 +40,14 @@ def test_the_plan_is_written_for_people_and_programs(run: Run) -> None:
     assert {one.kind for one in seen} == {"answer"} and all(one.timed for one in seen)
 
 
+def test_a_plan_and_the_run_in_one_call_are_refused_before_anything_starts(run: Run) -> None:
+    with run.asked() as requests:
+        refused = run.snakemake("plan", "all", "--forcerun", "pilot", check=False)
+    assert refused.returncode and "run `snakemake plan` first" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert requests == [] and (run.folder / "results/plan/alpha.pilot.json").is_file()
+
+
 def test_what_the_pilot_asked_is_not_asked_again(run: Run) -> None:
     with run.asked() as requests:
         run.jobs()

@@ -37,8 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     refused = Outcome(key="xyz-0", turn=0, sample=0, status="refused", reason="prompt too long")
     answered = [Outcome(key="abc-0", turn=t, sample=s, status="answered") for t, s in units]
     write_records(folder / "outcomes.jsonl.zst", [*answered, unreached, refused])
+    ended = {"added_tokens": {"<think>": 5, "<|im_end|>": 2}}
     cut = {"finish": Finish(type="length"), "effective_max_new": 64}
-    said = [response("abc-0", **({} if s == 0 else cut)) for _, s in units]
+    said = [response("abc-0", **(ended if (t, s) == (0, 0) else {} if s == 0 else cut)) for t, s in units]
     placed = [
         type(one)(**{**{f: getattr(one, f) for f in one.__struct_fields__}, "turn": t, "sample": s})
         for one, (t, s) in zip(said, units, strict=True)
@@ -84,7 +85,7 @@ def test_a_conversation_reads_from_top_to_bottom(folder: Path, capsys: pytest.Ca
         "── turn 0, sample 0: accepted ──",
     ]
     order += [
-        "5 tokens, 3 reasoning (closed), 2 answer, ended by 2",
+        "5 tokens, 3 reasoning (closed), 2 answer, ended by <|im_end|> (token 2)",
         "── reasoning ──",
         "Why? </think>",
         "── answer ──",
@@ -98,7 +99,7 @@ def test_a_conversation_reads_from_top_to_bottom(folder: Path, capsys: pytest.Ca
     ]
     order += [
         "── turn 1, sample 0: accepted ──",
-        "marks: cut",
+        "ended by 2, marks: cut",
         "── turn 1, sample 1: not reached: cut at the limit ──",
     ]
     at = 0
@@ -141,6 +142,13 @@ def test_unknown_names_get_near_ones(folder: Path, capsys: pytest.CaptureFixture
 
 def test_what_was_not_answered_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "turn 0, sample 0: refused: prompt too long" in shown(capsys, "A", "xyz-0")
+
+
+def test_a_run_elsewhere_is_read_by_its_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert "Be brief" in shown(capsys, "A", "abc-0", "--directory", "../..")
 
 
 def test_before_there_are_answers_the_prompt_can_be_read(
@@ -190,5 +198,10 @@ def test_what_is_finished_makes_a_partial_report(
     assert "too odd" in text and 'id="training-set"' not in text
     assert not Path("results/summary/summary.json").exists()
     (folder / "stats.json").unlink()
-    assert main(["report"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["report", "--directory", "..", "--out", "mine.html"]) == 0
+    assert (tmp_path / "elsewhere" / "mine.html").is_file(), "the page is where the caller wants it"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["report", "--directory", ".."]) == 0
     assert "2 of 2 datasets are not in it" in Path("results/summary/partial.html").read_text()

@@ -119,9 +119,9 @@ def test_an_answer_that_the_journal_has_lost_is_named(tmp_path: Path) -> None:
 pytestmark = pytest.mark.workflow
 
 
-def eyas(run: Run, *arguments: str) -> subprocess.CompletedProcess[str]:
+def eyas(run: Run, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import sys; from eyas.cli import main; sys.exit(main())", *arguments]
-    return subprocess.run(command, cwd=run.cwd, env=run.environment(), capture_output=True, text=True)
+    return subprocess.run(command, cwd=cwd or run.cwd, env=run.environment(), capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def test_a_changed_journal_is_named(
 def test_without_results_there_is_nothing_to_verify(finished: Run, tmp_path: Path) -> None:
     run = copied(finished, tmp_path)
     shutil.rmtree(run.folder / "results" / "summary")
-    done = eyas(run, "verify")
+    done = eyas(run, "verify", "--directory", str(run.folder), cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith(
         "eyas: error: results/summary/manifest.json: missing; run `snakemake` first"

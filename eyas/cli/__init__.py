@@ -60,6 +60,31 @@ def add_configfile(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """The option that says in which working directory the run is; `enter` heeds it."""
+    parser.add_argument(
+        "--directory", type=Path, help="working directory of the run, as for snakemake; default: this one"
+    )
+
+
+def enter(arguments: argparse.Namespace, *paths: str) -> None:
+    """Goes to `--directory`; config files, and the paths in the arguments `paths`, stay those of the caller.
+
+    Raises EyasError if there is no such folder.
+    """
+    if arguments.directory is None:
+        return
+    for name in ("configfile", *paths):
+        given = getattr(arguments, name, None)
+        setattr(arguments, name, given and [file.absolute() for file in given])
+    try:
+        os.chdir(arguments.directory)
+    except OSError as error:
+        raise EyasError(
+            f"--directory: {arguments.directory} cannot be entered ({error.strerror}); correct the path"
+        ) from None
+
+
 def run_of(arguments: argparse.Namespace, *, check_files: bool = True) -> tuple[dict[str, Any], Stages]:
     """The run of `--configfile`: the config as it is written, and its stages. Raises EyasError as `load` does."""
     from eyas.config import Stages, load

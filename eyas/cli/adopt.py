@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import add_configfile, run_of
+from eyas.cli import add_configfile, add_directory, enter, run_of
 from eyas.errors import EyasError
 from eyas.report.words import commonest, number
 
@@ -27,12 +27,14 @@ def add_parser(subparsers: Any) -> None:
         "--dataset", help="whose answers they are; may be left out if the config has only one"
     )
     add_configfile(parser)
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from eyas.adopt import adopt
 
+    enter(arguments, "files")
     _, stages = run_of(arguments)
     datasets = list(stages.config.datasets)
     name = arguments.dataset or (datasets[0] if len(datasets) == 1 else None)

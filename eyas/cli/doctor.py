@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import add_configfile, run_of
+from eyas.cli import add_configfile, add_directory, enter, run_of
 from eyas.errors import EyasError
 
 MARKS = {"ok": "ok", "warning": "warning", "no-go": "NO-GO"}
@@ -19,9 +18,7 @@ def add_parser(subparsers: Any) -> None:
         "doctor", help="look at server, tokenizer, one answer per dataset, disk and limits before a long run"
     )
     add_configfile(parser)
-    parser.add_argument(
-        "--directory", type=Path, help="working directory, as for snakemake: its journal, results and verdict"
-    )
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
@@ -31,9 +28,8 @@ def run(arguments: argparse.Namespace) -> None:
     from eyas.server.verdict import keep
 
     if arguments.directory:
-        arguments.configfile = [file.absolute() for file in arguments.configfile or []]
         arguments.directory.mkdir(parents=True, exist_ok=True)
-        os.chdir(arguments.directory)
+    enter(arguments)
     _, stages = run_of(arguments)
     print(f"For runs in {Path.cwd()}", flush=True)
     section = dict(stages.config.server.engine)

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import add_configfile, run_of
+from eyas.cli import add_configfile, add_directory, enter, run_of
 from eyas.report.words import number
 
 RESULTS = Path("results")
+PAGE = RESULTS / "summary" / "partial.html"
 NEEDED = "prompts.jsonl.zst prompts.json responses.jsonl.zst outcomes.jsonl.zst timing.parquet servers.json verdicts.parquet stats.json train.parquet"
 
 
@@ -19,10 +20,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=RESULTS / "summary" / "partial.html",
-        help="the page, default %(default)s",
+        help=f"the page, default {PAGE} of the run",
     )
     add_configfile(parser)
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> None:
     from eyas.digest import code_digests
     from eyas.summary import summarise_part
 
+    out = arguments.out.absolute() if arguments.out else PAGE
+    enter(arguments)
     _, stages = run_of(arguments, check_files=False)
     names = sorted(stages.config.datasets)
     finished = [name for name in names if all((RESULTS / name / file).is_file() for file in NEEDED.split())]
@@ -37,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     servers: dict[str, Any] = {}
     for name in finished:
         servers |= json.loads((RESULTS / name / "servers.json").read_bytes())
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     summarise_part(
         stages.summary(),
         RESULTS,
@@ -45,9 +48,9 @@ def run(arguments: argparse.Namespace) -> None:
         servers,
         json.loads(code_digests(stages)),
         unfinished,
-        arguments.out,
+        out,
     )
-    print(f"{arguments.out}: {len(finished)} of {len(names)} datasets")
+    print(f"{out}: {len(finished)} of {len(names)} datasets")
     for name, told in unfinished.items():
         print(f"    not in it: {name} ({told})")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyas.cli import add_directory, enter
 from eyas.errors import EyasError
 from eyas.report.words import number, visible
 
@@ -35,10 +36,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--turn", type=int, help="only this turn; the first is 0")
     parser.add_argument("--sample", type=int, help="only this sample; the first is 0")
     parser.add_argument("--ids", action="store_true", help="print the token ids too")
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    enter(arguments)
     folder = RESULTS / arguments.dataset
     if not (folder / "prompts.jsonl.zst").is_file():
         known = sorted(path.parent.name for path in RESULTS.glob("*/prompts.jsonl.zst"))
@@ -160,6 +163,13 @@ def _message(message: Message) -> Iterator[Line]:
         yield "", visible(f"calls {call}")
 
 
+def _ended_by(response: Response) -> str:
+    """The stop token as people know it, and its id."""
+    matched = response.finish.matched
+    text = next((text for text, token in response.added_tokens.items() if token == matched), None)
+    return repr(matched) if text is None else f"{text} (token {matched})"
+
+
 def _answer(
     unit: tuple[int, int], response: Response, verdict: Verdict | None, *, ids: bool
 ) -> Iterator[Line]:
@@ -180,7 +190,7 @@ def _answer(
     facts.append(
         f"cut at the limit of {number(response.effective_max_new)}"
         if response.finish.type == "length"
-        else f"ended by {response.finish.matched!r}"
+        else f"ended by {_ended_by(response)}"
     )
     if response.constrained:
         facts.append("shaped by a grammar, so off-policy")

@@ -1,4 +1,4 @@
-"""`eyas status`: how far generation is, from any terminal or node; after the run, its summary."""
+"""`eyas status`: how far the pilots or generation are, from any terminal or node; after the run, its summary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any, TextIO
 
 import msgspec
 
+from eyas.cli import add_directory, enter
 from eyas.errors import EyasError
 from eyas.progress import SUFFIX, Progress, read_progress
 from eyas.recordfile import read_seal
 from eyas.report.words import number, visible
 
+GENERATE, PILOTS = Path("logs/generate"), Path("logs/pilot")
 SUMMARY = Path("results/summary/summary.md")
 PROMPTS = "results/{}/prompts.jsonl.zst"
 STALE_AFTER = 30.0  # seconds without an update; jobs rewrite their file each second
@@ -40,21 +42,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--logs",
         type=Path,
-        default=Path("logs/generate"),
-        help="folder of the status files, default %(default)s",
+        help=f"folder of the status files; default: {PILOTS} while a pilot runs and before anything is generated, else {GENERATE}",
     )
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    logs = arguments.logs and arguments.logs.absolute()
+    enter(arguments)
     if arguments.follow:
-        follow(arguments.logs, arguments.pid, sys.stdout)
+        follow(logs, arguments.pid, sys.stdout)
         return
-    states = look(arguments.logs, time.time())
+    head, states = look_where_it_runs(logs, time.time())
     if SUMMARY.exists() and not any(is_active(state) for _, state in states):
         print(summary_top(SUMMARY.read_text(encoding="utf-8")))
     else:
-        print("\n".join(table(states)))
+        print("\n".join(table(states, head)))
 
 
 def summary_top(text: str) -> str:
@@ -67,7 +71,21 @@ def summary_top(text: str) -> str:
 # --- what the files say ------------------------------------------------------------------------------------------
 
 
-def look(logs: Path, now: float) -> list[tuple[Progress, str]]:
+States = list[tuple[Progress, str]]
+
+
+def look_where_it_runs(logs: Path | None, now: float) -> tuple[str, States]:
+    """What `look` finds in `logs`, under the head of its first column; None: where something runs now."""
+    if logs is not None:
+        return "dataset", look(logs, now)
+    generation, pilots = look(GENERATE, now), look(PILOTS, now)
+    pilots_run = any(is_active(state) for _, state in pilots)
+    if pilots and (pilots_run or not generation) and not any(is_active(state) for _, state in generation):
+        return "pilot of", pilots
+    return "dataset", generation
+
+
+def look(logs: Path, now: float) -> States:
     """Progress and state of every dataset, by name. The state is that of the file, or `stopped` if its job is gone."""
     looks = [_look(path, now) for path in sorted(logs.glob(f"*{SUFFIX}"))]
     return [look for look in looks if look is not None]
@@ -132,12 +150,12 @@ def is_alive(pid: int) -> bool:
 # --- how it looks ------------------------------------------------------------------------------------------------
 
 
-def table(states: Sequence[tuple[Progress, str]]) -> list[str]:
-    """Aligned lines: a head, a row for each dataset, and the total of several."""
+def table(states: Sequence[tuple[Progress, str]], head: str = "dataset") -> list[str]:
+    """Aligned lines: a head, a row for each dataset, and the total of several. head: of the first column."""
     if not states:
         return ["No generation has started here yet."]
     heads = [
-        "dataset",
+        head,
         "state",
         "done/planned",
         "accepted",
@@ -251,13 +269,13 @@ def remaining(eta: Eta | None) -> str:
 
 
 def follow(
-    logs: Path,
+    logs: Path | None,
     pid: int | None,
     out: TextIO,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows the table until no dataset goes on or is to come or, with `pid`, until that process has ended.
+    """Shows the table of `logs`, or of what runs, until no dataset goes on or is to come or, with `pid`, until that process has ended.
 
     On a terminal it redraws in place. Elsewhere it prints a block when something has changed, at most every 10 s, and
     the last state at the end.
@@ -266,10 +284,10 @@ def follow(
     while True:
         # Asked before looking, so that the last look sees what the process wrote last.
         ended = pid is not None and not is_alive(pid)
-        states = look(logs, clock())
+        head, states = look_where_it_runs(logs, clock())
         if pid is None:
             ended = bool(states) and not any(is_active(shown) for _, shown in states)
-        show(table(states), clock(), last=ended)
+        show(table(states, head), clock(), last=ended)
         if ended:
             return
         sleep(REDRAW)

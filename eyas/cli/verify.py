@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import ROOT, add_configfile, run_of
+from eyas.cli import ROOT, add_configfile, add_directory, enter, run_of
 from eyas.errors import EyasError
 
 
@@ -20,12 +20,14 @@ def add_parser(subparsers: Any) -> None:
         "--cores", type=int, default=os.cpu_count(), help="jobs at a time; default: all cores"
     )
     add_configfile(parser)
+    add_directory(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from eyas.verify import verify
 
+    enter(arguments)
     raw, stages = run_of(arguments)
     _check_run(Path("results/summary/manifest.json"), set(stages.config.datasets))
     found = verify(raw, stages, Path("results"), ROOT, arguments.cores)
