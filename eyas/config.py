@@ -229,7 +229,7 @@ class NearDuplicatesConfig(Section, frozen=True):
         int,
         Meta(
             gt=0,
-            description="Words in an n-gram. 5 by default: shorter ones are shared by texts that have only the subject in common, longer ones are broken by each typing error.",
+            description="Words in an n-gram; operators and brackets are words too. 5 by default: shorter ones are shared by texts that have only the subject in common, longer ones are broken by each typing error.",
         ),
     ] = 5
 
@@ -242,7 +242,7 @@ class DecontaminateConfig(Section, frozen=True):
         int,
         Meta(
             gt=0,
-            description="Words in an n-gram. 8 by default: long enough that chance and idiom do not repeat it, short enough that a changed word here and there leaves some whole. An item with fewer words is found only as a whole prompt.",
+            description="Words in an n-gram; operators and brackets are words too. 8 by default: long enough that chance and idiom do not repeat it, short enough that a changed word here and there leaves some whole. An item with fewer words is found only as a whole prompt.",
         ),
     ] = 8
     share: Annotated[

@@ -83,19 +83,38 @@ def _letters(scripts: tuple[str, ...]) -> tuple[Callable[[str], list[str]], Call
 # --- comparing ---------------------------------------------------------------------------------------------------
 
 
+# What the compared texts are made of. Punctuation is none of it: quotes, full stops and dashes are set one way here, another there.
+WORD = rf"""
+    [{SPACELESS}]
+    | [[\p{{L}}\p{{M}}\p{{N}}_]--[{SPACELESS}]]+
+    # Operators and other symbols. "$" is none: TeX sets formulas between two of it.
+    | [[\p{{Sm}}\p{{Sc}}\p{{So}}%\&^/]--[$]]+
+    # Brackets, but for TeX's \( and \[ around formulas.
+    | (?<!\\)[()\[\]{{}}]
+    # Stars between operands; others are bullets or emphasis.
+    | (?<=[\w)\]])\*+(?=[\w(\[]) | (?<=[\w)\]]\ )\*+(?=\ [\w(\[])
+    # A minus before a number or between two, "-=", "->"; others are hyphens and dashes.
+    | (?<![\w-])-(?=\d) | (?<=[\d)]\ ?)-(?=\ ?[\d(])
+    | [-*]+(?=[=>])
+    # "not": "!=", "!ready".
+    | !(?==) | (?<!\w)!(?=\w)
+"""
+MINUS = dict.fromkeys(map(ord, "\u2010\u2012\u2013\u2212"), "-")
+
+
 @cache
 def _words() -> Callable[[str], list[str]]:
     import regex
 
-    find: Callable[[str], list[str]] = regex.compile(
-        rf"[{SPACELESS}]|[[\p{{L}}\p{{M}}\p{{N}}_]--[{SPACELESS}]]+", regex.V1
-    ).findall
+    find: Callable[[str], list[str]] = regex.compile(WORD, regex.V1 | regex.VERBOSE).findall
     return find
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, whatever their case, Unicode form and punctuation; what stands between spaces if it has none."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    """The words and operators of a text, whatever their case, Unicode form and punctuation; what stands between spaces if
+    it has none.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold().translate(MINUS)
     return _words()(folded) or folded.split()
 
 

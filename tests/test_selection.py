@@ -62,7 +62,51 @@ def test_filters_look_at_what_the_user_says_alone(wanted, reason):
 def test_words_know_no_case_form_or_punctuation_and_spaceless_scripts_give_one_each():
     assert words("Don't STOP, ｃａｆé x_1!") == ["don", "t", "stop", "café", "x_1"]
     assert words("水はH2O") == ["水", "は", "h2o"]
+    assert words("if a<=b && !c") == ["if", "a", "<=", "b", "&&", "!", "c"]
     assert (words("?! …"), words(" ")) == (["?!", "..."], [])
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("What is 3 + 4?", "What is 3 - 4?", "What is 3 * 4?", "What is 3 / 4?", "What is 34?", "What is 3, 4?"),
+        ("What is the square of 3?", "What is the square of -3?", "What is the square of 3 %?"),
+        ("x < y", "x <= y", "x > y", "x == y", "x != y", "x = y"),
+        ("x = 1", "x += 1", "x -= 1", "x *= 1"),
+        ("if ready and a", "if !ready and a"),
+        ("a && b", "a || b", "a & b", "a ^ b"),
+        ("(a + b) * c", "a + (b * c)", "a + b * c"),
+        ("x[0]", "x(0)", "x{0}"),
+        ("f() -> a", "f(), a", "f() => a"),
+        ("It costs 5", "It costs €5", "It costs 5 °"),
+        ("Mood: 😀", "Mood: 👍"),
+    ],
+)  # fmt: skip
+def test_texts_that_differ_in_an_operator_or_symbol_differ(texts):
+    assert len({tuple(words(text)) for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("What is 3 - 4?", "What is 3 – 4?", "what is 3 − 4", "What is 3-4"),
+        ("He said: “it's well-known” – and left…", "He said, «it’s well known». And left!", 'He said - "it‘s" well–known - and left'),
+        ("- first\n- **second**, *third*", "* first\n* second\n* third", "First. Second; `third`."),
+        (r"Solve \(x^2 = 4\).", "Solve $x^2 = 4$.", "Solve x^2 = 4"),
+        ("Is COVID-19 over? Stop!", "Is COVID 19 over. Stop"),
+    ],
+)  # fmt: skip
+def test_quotes_dashes_full_stops_and_marks_around_words_make_no_difference(texts):
+    assert len({tuple(words(text)) for text in texts}) == 1
+
+
+def test_sums_are_near_duplicates_and_contaminated_only_if_they_are_the_same_sum():
+    index = near()
+    asked = ["What is 3 + 4?", "What is 3 - 4?", "what is 3 – 4", "What is 3 × 4?"]
+    assert [index.has_alike(asking(text)) for text in asked] == [False, False, True, False]
+    held = EvaluationSets(DecontaminateConfig(against=["sums"]))
+    held.add("sums", "What is 3 + 4?")
+    assert [held.overlapping(text) for text in ("What is 3 - 4?", "What is 3+4")] == [None, "sums"]
 
 
 def test_ngrams_are_all_runs_of_words_or_the_whole():
