@@ -90,9 +90,37 @@ def recorded(calls: Sequence[Mapping[str, Any]]) -> list[Call]:
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-# Names hold no "<": else an answer that loops over opening tags would be searched for minutes.
-_ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A notation's blocks: `begin`, where `head` matches, the inside, `end`. Names in a head hold no "<"."""
+
+    begin: str
+    head: re.Pattern[str]
+    end: str
+
+    def read(self, text: str) -> list[tuple[re.Match[str], str]]:
+        """Heads and insides, in linear time: an answer that loops over a head may be a megabyte.
+
+        Raises ValueError for a block that begins and has no head, no end, or another one inside.
+        """
+        found = []
+        at = text.find(self.begin)
+        while at >= 0:
+            head = self.head.match(text, at)
+            if head is None:
+                raise ValueError("a call or argument without a head")
+            end = text.find(self.end, head.end())
+            if end < 0 or text.find(self.begin, head.end(), end) >= 0:
+                raise ValueError("a call or argument without an end")
+            found.append((head, text[head.end() : end]))
+            at = text.find(self.begin, end)
+        return found
+
+
+_PARAMETER = _Blocks("<parameter=", re.compile(r"<parameter=([^<>]+)>"), "</parameter>")
+_ARGUMENT = _Blocks("<arg_key>", re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"), "</arg_value>")
 
 
 def tagged(text: str, tools: Tools) -> tuple[str, list[Call]]:
@@ -106,19 +134,16 @@ def _in_tag(body: str, tools: Tools) -> Call:
     if body.startswith("{"):
         return _from_json(json.loads(body))
     if function := _FUNCTION.fullmatch(body):
-        return Call(function[1], _typed(function[1], _pairs(_PARAMETER, "<parameter=", function[2]), tools))
+        # One line break on either side belongs to the notation.
+        pairs = [
+            (head[1], value.removeprefix("\n").removesuffix("\n"))
+            for head, value in _PARAMETER.read(function[2])
+        ]
+        return Call(function[1], _typed(function[1], pairs, tools))
     name = body.partition("<arg_key>")[0].strip()
     if not name or "\n" in name or "<" in name:
         raise ValueError("no call in its tags")
-    return Call(name, _typed(name, _pairs(_ARGUMENT, "<arg_key>", body), tools))
-
-
-def _pairs(pattern: re.Pattern[str], begin: str, body: str) -> list[tuple[str, str]]:
-    """Names and values of arguments. Raises ValueError for one that begins and has no end."""
-    found = pattern.findall(body)
-    if len(found) != body.count(begin):
-        raise ValueError("an argument without an end")
-    return found
+    return Call(name, _typed(name, [(head[1], value) for head, value in _ARGUMENT.read(body)], tools))
 
 
 def _from_json(value: Any) -> Call:
@@ -148,57 +173,59 @@ def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-_KIMI = re.compile(
-    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
-    re.DOTALL,
+_KIMI = _Blocks(
+    "<|tool_call_begin|>",
+    re.compile(r"<\|tool_call_begin\|>([^<]+)<\|tool_call_argument_begin\|>"),
+    "<|tool_call_end|>",
 )
+_KIMI_NUMBER = re.compile(r":\d+\Z")
 
 
 def kimi(text: str, _tools: Tools) -> tuple[str, list[Call]]:
     """`<|tool_calls_section_begin|>` and calls by the id `functions.NAME:NUMBER`, arguments in JSON."""
     content, section, written = text.partition("<|tool_calls_section_begin|>")
-    calls = [
-        Call(match["name"], parsed(match["arguments"]), match["id"]) for match in _KIMI.finditer(written)
-    ]
-    if section and len(calls) != max(written.count("<|tool_call_begin|>"), 1):
+    calls = []
+    for head, arguments in _KIMI.read(written + _KIMI.end):  # the last call needs no end
+        identity = head[1].strip()
+        name = _KIMI_NUMBER.sub("", identity.removeprefix("functions."))
+        if not name:
+            raise ValueError("a call without a name")
+        calls.append(Call(name, parsed(arguments), identity))
+    if section and not calls:
         raise ValueError("a section without a call")
     return content, calls
 
 
-_DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<old>[^\n]+)\n```json\n(?P<fenced>.*?)\n```|(?P<name>[^<]+)<｜tool▁sep｜>(?P<arguments>.*?))<｜tool▁call▁end｜>",
-    re.DOTALL,
-)
-_INVOKE = re.compile(r'<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', re.DOTALL)
-_VALUE = re.compile(
-    r'<｜DSML｜parameter name="([^"]+)" string="(true|false)">(.*?)</｜DSML｜parameter>', re.DOTALL
+_DEEPSEEK = _Blocks("<｜tool▁call▁begin｜>", re.compile("<｜tool▁call▁begin｜>"), "<｜tool▁call▁end｜>")
+_FENCED = re.compile(r"function<｜tool▁sep｜>([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
+_BARE = re.compile(r"([^<]+)<｜tool▁sep｜>(.*)", re.DOTALL)
+_INVOKE = _Blocks("<｜DSML｜invoke", re.compile(r'<｜DSML｜invoke name="([^"<]+)">'), "</｜DSML｜invoke>")
+_VALUE = _Blocks(
+    "<｜DSML｜parameter",
+    re.compile(r'<｜DSML｜parameter name="([^"<]+)" string="(true|false)">'),
+    "</｜DSML｜parameter>",
 )
 
 
 def deepseek(text: str, _tools: Tools) -> tuple[str, list[Call]]:
     """`<｜tool▁calls▁begin｜>` with arguments in JSON, fenced (V3, R1) or bare (V3.1); `<｜DSML｜…>` (V3.2 and later)."""
     content, section, written = text.partition("<｜tool▁calls▁begin｜>")
+    calls = []
     if section:
-        calls = [
-            Call(match["old"] or match["name"], parsed(match["fenced"] or match["arguments"]))
-            for match in _DEEPSEEK.finditer(written)
-        ]
-        begun = written.count("<｜tool▁call▁begin｜>")
+        for _, inside in _DEEPSEEK.read(written):
+            match = _FENCED.fullmatch(inside) or _BARE.fullmatch(inside)
+            if match is None:
+                raise ValueError("a call without a name")
+            calls.append(Call(match[1], parsed(match[2])))
     else:
         content, section, written = text.partition("<｜DSML｜")
-        written = section + written
-        calls = [
-            Call(
-                name,
-                {
-                    key: said if kind == "true" else json.loads(said)
-                    for key, kind, said in _VALUE.findall(body)
-                },
-            )
-            for name, body in _INVOKE.findall(written)
-        ]
-        begun = written.count("<｜DSML｜invoke")
-    if section and len(calls) != max(begun, 1):
+        for head, inside in _INVOKE.read(section + written):
+            arguments = {
+                value[1]: said if value[2] == "true" else json.loads(said)
+                for value, said in _VALUE.read(inside)
+            }
+            calls.append(Call(head[1], arguments))
+    if section and not calls:
         raise ValueError("a section without a call")
     return content, calls
 
@@ -235,13 +262,18 @@ def plain(text: str, tools: Tools) -> tuple[str, list[Call]]:
     return ("", calls) if calls and all(call.name in known for call in calls) else (text, [])
 
 
+_SPACE = re.compile(r"\s*")
+
+
 def _values(text: str) -> Iterator[Any]:
     """The JSON values in a text that holds nothing else."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         value, end = decoder.raw_decode(text, at)
         yield from value if isinstance(value, list) else [value]
-        at = end + len(text[end:]) - len(text[end:].lstrip())
+        space = _SPACE.match(text, end)
+        assert space is not None
+        at = space.end()
 
 
 NOTATIONS: dict[Notation, Callable[[str, Tools], tuple[str, list[Call]]]] = {

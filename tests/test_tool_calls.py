@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -131,6 +133,12 @@ def test_several_calls_keep_their_order() -> None:
         ("deepseek", "<｜tool▁calls▁begin｜>look<｜tool▁calls▁end｜>"),
         ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>[]<｜tool▁call▁end｜>"),
         ("deepseek", '<｜DSML｜function_calls><｜DSML｜invoke name="look">'),
+        ("deepseek", '<｜DSML｜invoke name="look"><｜DSML｜parameter name="at" string="true">home</｜DSML｜invoke>'),
+        ("deepseek", '<｜DSML｜invoke name="look"><｜DSML｜parameter name="at">home</｜DSML｜parameter></｜DSML｜invoke>'),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁call▁end｜>"),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("tagged", "<tool_call><function=look><parameter=>home</parameter></function></tool_call>"),
+        ("tagged", "<tool_call><function=look><parameter=at>a<parameter=at>b</parameter></function></tool_call>"),
         ("harmony", "<|start|>assistant<|channel|>commentary to=functions.look<|message|>{"),
         ("harmony", "<|channel|>commentary to=functions.look"),
     ],
@@ -138,6 +146,47 @@ def test_several_calls_keep_their_order() -> None:
 def test_a_call_that_is_begun_and_cannot_be_read_is_an_error(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         NOTATIONS[notation](text, LOOK)
+
+
+# Notation, what an answer starts with, what it then repeats without end.
+LOOPS: list[tuple[Notation, str, str]] = [
+    ("tagged", "", "<tool_call>"),
+    ("tagged", "", "<tool_call>look</tool_call>"),
+    ("tagged", "<tool_call>", "<function=look>"),
+    ("tagged", "<tool_call><function=look>", "<parameter="),
+    ("tagged", "<tool_call><function=look>", "<parameter=at>\n"),
+    ("tagged", "<tool_call><function=look><parameter=at>", "\n"),
+    ("tagged", "<tool_call>look", "<arg_key>"),
+    ("tagged", "<tool_call>look", "<arg_key>at</arg_key><arg_value>"),
+    ("tagged", "<tool_call>look<arg_key>at</arg_key>", " "),
+    ("kimi", "<|tool_calls_section_begin|>", "<|tool_call_begin|>look:0<|tool_call_argument_begin|>"),
+    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>", " "),
+    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>", ":0 "),
+    ("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"),
+    ("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}\n```"),
+    ("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>look<｜tool▁sep｜>"),
+    ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "look<｜tool▁sep｜>"),
+    ("deepseek", "", '<｜DSML｜invoke name="look">'),
+    ("deepseek", '<｜DSML｜invoke name="look">', '<｜DSML｜parameter name="at" string="true">'),
+    ("harmony", "", "<|start|>assistant<|channel|>"),
+    ("harmony", "<|start|>assistant", " to="),
+    ("harmony", "", "<|message|>"),
+    ("plain", "", '{"name": "look", "arguments": {}} '),
+    ("plain", "", "[] "),
+]  # fmt: skip
+LOOPING = """
+import contextlib, json, sys
+from eyas.tool_calls import NOTATIONS
+for notation, start, again in json.loads(sys.argv[1]):
+    for end in "", "</tool_call>", "</｜DSML｜invoke>":
+        with contextlib.suppress(ValueError):
+            NOTATIONS[notation](start + again * (1_000_000 // len(again)) + end, [])
+"""
+
+
+def test_answers_of_a_million_characters_that_loop_are_read_in_linear_time() -> None:
+    # Seconds for all; each pattern that looks for an end from every beginning would take minutes for one.
+    subprocess.run([sys.executable, "-c", LOOPING, json.dumps(LOOPS)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
