@@ -21,7 +21,7 @@ from eyas.exporters.reports import ExportReport, LeftOut, report_path
 from eyas.exporters.target import Target
 from eyas.plugins import Exporter, Reading, Reasoning, Registry, Told
 from eyas.recordfile import atomic
-from eyas.records import TrainRow
+from eyas.records import TrainRow, unit_place
 from eyas.tables import read_table
 
 REENCODED = "the same text has other ids"
@@ -29,18 +29,25 @@ RETOLD = "the trainer's text is another"
 
 
 def export(
-    settings: ExportSettings, train: Path, out: Path, registry: Registry, prompts: Sequence[Path] = ()
+    settings: ExportSettings,
+    train: Path,
+    out: Path,
+    registry: Registry,
+    prompts: Sequence[Path] = (),
+    responses: Sequence[Path] = (),
 ) -> ExportReport:
     """Writes `train` (train.parquet or eval.parquet) to `out`, and the report beside it.
 
-    prompts: prompts.jsonl.zst of the datasets in `train`, for exporters of text.
+    prompts: prompts.jsonl.zst of the datasets in `train`, for exporters of text. responses: responses.jsonl.zst of those
+    whose conversations go on.
     """
     with ExitStack() as stack:
         rows: Callable[[], Iterator[Any]] = lambda: read_table(train, TrainRow)  # noqa: E731
         target = None
         if settings.model is not None:
-            target = Target(settings.model, _reasoning(settings, registry))
-            index = stack.enter_context(PromptIndex(prompts, out))
+            reasoning = _reasoning(settings, registry)
+            target = Target(settings.model, reasoning)
+            index = stack.enter_context(PromptIndex(prompts, responses, settings.model, reasoning, out))
             rows = lambda: (target.tell(row, index.of(row)) for row in read_table(train, TrainRow))  # noqa: E731
         exporter = registry.create(
             "exporter", settings.exporter, settings.options, f"exports.{settings.exporter}", target
@@ -52,6 +59,8 @@ def export(
             rows=0,
             supervised_tokens=0,
             supervises_end=exporter.supervises_end,
+            later_turns=0,
+            learns=exporter.learns,
             left_out={},
             read=False,
         )
@@ -90,6 +99,7 @@ def _fitting(items: Iterable[Any], exporter: Exporter, report: ExportReport) -> 
             left.rows, left.supervised_tokens = left.rows + 1, left.supervised_tokens + supervised
             continue
         report.rows += 1
+        report.later_turns += unit_place(row.id)[0] > 0
         report.supervised_tokens += supervised - (
             not exporter.supervises_end and row.metadata.finish == "stop"
         )
@@ -153,8 +163,11 @@ def survives(told: Told, seen: Reading) -> bool:
     assert told.reasoning is not None
     if seen.text is None:
         return False
-    asked = next((m["content"].strip() for m in reversed(told.messages) if m["role"] != "assistant"), "")
-    start = max(seen.text.find(asked), 0) + len(asked)
+    start = 0
+    for message in told.messages:
+        said = message["content"].strip()
+        if (at := seen.text.find(said, start)) >= 0:
+            start = at + len(said)
     at = seen.text.find(told.reasoning.strip(), start)
     return at >= 0 and seen.text.find(told.answer.strip(), at + len(told.reasoning.strip())) >= 0
 

@@ -393,16 +393,20 @@ class Check(Plugin):
 class Told:
     """A training row in words.
 
-    row: the ids that all of it comes from. text: of all of them, end token included. messages, tools: what the chat template
-    was given for the prompt. output: the text of the answer without its end token; reasoning and answer are its two
-    parts, delimiters left out, nothing trimmed. reasoning is None if there is none, or if something else than the delimiter
-    ends it; then all of the output is answer. open: the output was cut inside reasoning.
+    row: the ids that all of it comes from. text: of all of them, end token included. asked: of those of the prompt. messages,
+    tools: what the chat template was given for the prompt; messages of a later turn hold the target's own earlier answers,
+    and proved says whether they give the ids of the prompt again (of first turns, whose messages are the record's, it is true).
+    output: the text of the answer without its end token; reasoning and answer are its two parts, delimiters left out, nothing
+    trimmed. reasoning is None if there is none, or if something else than the delimiter ends it; then all of the output is
+    answer. open: the output was cut inside reasoning.
     """
 
     row: TrainRow
     text: str
+    asked: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    proved: bool
     output: str
     reasoning: str | None
     answer: str
@@ -427,10 +431,12 @@ class Exporter(Plugin):
 
     suffix: of the file name; empty for an exporter that writes a folder. takes: what `write` gets, TrainRow or, for
     formats of text, Told; that takes the tokenizer of `model.tokenizer`, and `target` (eyas.exporters.target) is then given.
+    learns: which answers its trainer learns of a row that holds earlier ones too, as the report says it.
     """
 
     suffix: ClassVar[str]
     takes: ClassVar[type] = TrainRow
+    learns: str = "the last"
 
     def __init__(self, options: Any, target: Any = None) -> None:
         super().__init__(options)

@@ -212,3 +212,9 @@ class TrainRow(Record, frozen=True):
 def unit_id(key: str, turn: int, sample: int) -> str:
     """The name of one generation within its dataset."""
     return f"{key}:{turn}:{sample}"
+
+
+def unit_place(name: str) -> tuple[int, int]:
+    """Turn and sample of a generation, from its name or a training row's id."""
+    _, turn, sample = name.rsplit(":", 2)
+    return int(turn), int(sample)

@@ -27,7 +27,7 @@ from eyas.capacity import Lengths, running, sentence
 from eyas.columns import read_columns
 from eyas.config import DATASET_STAGES, SummarySettings
 from eyas.errors import EyasError
-from eyas.exporters.reports import ExportReport, read_report, report_path
+from eyas.exporters.reports import EVERY, ExportReport, read_report, report_path
 from eyas.hours import Throughput, throughput
 from eyas.hub import files_in, tokenizer_folder
 from eyas.mix import MixReport
@@ -341,8 +341,14 @@ def cost_of_cutting(part: Part) -> str | None:
 
 
 def losses(exports: Mapping[str, ExportReport]) -> list[str]:
-    """Exports in which a trainer does not see reasoning that the rows have."""
-    return [
+    """Exports in which a trainer does not see reasoning that the rows have, or learns answers without theirs."""
+    learnt = [
+        f"{name}: the trainer learns every answer of a conversation, and in {number(report.later_turns)} rows earlier ones "
+        "without their reasoning. Train from the export `tokens`, where each answer is learnt once, or from `turns: first`"
+        for name, report in exports.items()
+        if report.later_turns and report.learns == EVERY
+    ]
+    return learnt + [
         f"{name}: the trainer sees the reasoning of {percent(report.reasoning_share)} of the answers that reason. Train from the "
         "export `tokens`, which keeps all of it"
         for name, report in exports.items()

@@ -118,19 +118,16 @@ def tokenizer_files(wildcards):
     return STAGES.tokenizer_files()
 
 
-def export_prompts(wildcards):
-    """The prompts behind a training table, for exporters that write conversations."""
-    if not STAGES.exports_text(wildcards.exporter):
-        return []
-    datasets = sorted(DATASETS) if wildcards.place == "train" else [wildcards.place]
-    return expand("results/{dataset}/prompts.jsonl.zst", dataset=datasets)
-
-
 def export_inputs(wildcards):
+    """The training table; for exporters of text also the prompts behind it, and the responses that led on to later turns."""
     text = STAGES.exports_text(wildcards.exporter)
+    behind = of_all("{dataset}") if wildcards.place == "train" else [wildcards.place]
+    datasets = behind if text else []
+    go_on = [name for name in datasets if CONFIG.datasets[name].turns == "all"]
     return {
         "table": f"results/{wildcards.place}/{wildcards.side}.parquet",
-        "prompts": export_prompts(wildcards),
+        "prompts": expand("results/{dataset}/prompts.jsonl.zst", dataset=datasets),
+        "responses": expand("results/{dataset}/responses.jsonl.zst", dataset=go_on),
         "tokenizer": STAGES.tokenizer_files() if text else [],
     }
 

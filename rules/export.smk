@@ -27,5 +27,6 @@ rule export:
         " --plugins {resources.plugins:q}"
         " --table {input.table:q}"
         " --prompts {input.prompts:q}"
+        " --responses {input.responses:q}"
         " --out {output.data:q}"
         " --log {log:q}"

@@ -14,7 +14,7 @@ from eyas.program import run
 
 def main(a: argparse.Namespace) -> None:
     settings = msgspec.json.decode(a.settings, type=ExportSettings)
-    export(settings, a.table, a.out, registry(tuple(json.loads(a.plugins))), a.prompts)
+    export(settings, a.table, a.out, registry(tuple(json.loads(a.plugins))), a.prompts, a.responses)
 
 
 parser = argparse.ArgumentParser("export", description=__doc__)
@@ -27,6 +27,13 @@ parser.add_argument(
     nargs="*",
     required=True,
     help="prompts.jsonl.zst of each dataset, for exporters of text",
+)
+parser.add_argument(
+    "--responses",
+    type=Path,
+    nargs="*",
+    required=True,
+    help="responses.jsonl.zst of the datasets whose conversations go on, for exporters of text",
 )
 parser.add_argument("--out", type=Path, required=True, help="file or folder; the report goes beside it")
 run(main, parser)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from exported import Made, kimi, qwen3, system, user
+from exported import CALL, Made, add_talks, kimi, kimi_model, qwen3, qwen3_model, system, user
 from kimi import make_folder
 from real_tokenizers import folder as real
 
@@ -22,7 +22,7 @@ from eyas.errors import EyasError
 from eyas.exporters.reports import read_report
 from eyas.plugins import registry
 from eyas.recordfile import read_records
-from eyas.records import TrainRow
+from eyas.records import Message, TrainRow, Turn
 
 CUT = "cut at the limit: a template would end it"
 FORMATS = [found.cls.name for found in registry().all() if found.kind == "exporter"]
@@ -186,10 +186,14 @@ def test_modelopt_gets_messages_and_a_template_that_keeps_reasoning_and_marks_th
     template = (path / "chat_template.jinja").read_text()
     assert template.count("{% generation %}") == template.count("{% endgeneration %}") == 1
     left = {reason: one.rows for reason, one in report.left_out.items()}
-    assert left == {"the trainer gives the template no tools": 1, CUT: 2 if end else 1}
-    # Every id and every bit of the mask, also of the answer without reasoning.
-    assert report.same_ids == report.same_mask == report.rows == len(rows) == (3 if end else 4)
+    assert left == {CUT: 2 if end else 1}
+    # Every id and every bit of the mask, also of the answer without reasoning, and of the one that had a tool.
+    assert report.same_ids == report.same_mask == report.rows == len(rows) == (4 if end else 5)
     assert report.reasoning_share == 1 and report.supervises_end == end
+    asked = rows["tool"]["messages"][:-1]
+    assert [message["role"] for message in asked] == ["prompt"]
+    assert '{"type": "function", "function": {"name": "weather", ' in asked[0]["content"]
+    assert "<tool_call>" in rows["tool"]["messages"][-1]["content"]
 
 
 def test_modelopt_and_torchspec_keep_the_reasoning_of_kimi(k25: Made) -> None:
@@ -230,7 +234,7 @@ def test_sharegpt_alternates_between_human_and_gpt(qwen: Made) -> None:
 
 
 def test_two_questions_in_a_row_do_not_alternate(tmp_path: Path) -> None:
-    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(real("qwen3")), reasoning={"name": "qwen3"}))
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
     made.add("a", [user("One"), user("Two")], "<think>\nHm\n</think>\n\nYes.<|im_end|>")
     assert set(made.export("sharegpt")[1].left_out) == {"user and assistant do not alternate"}
 
@@ -258,7 +262,7 @@ def test_nothing_is_left_of_an_export_that_is_refused(k25: Made) -> None:
 
 
 def test_text_that_does_not_come_back_as_the_same_ids_is_counted_and_not_mended(tmp_path: Path) -> None:
-    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(real("qwen3")), reasoning={"name": "qwen3"}))
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
     encode = made.target.tokenizer.encode
     start, end = encode("<think>\nHm\n</think>\n\n", control=True), encode("<|im_end|>", control=True)
     halves = [*encode("he", control=False), *encode("llo", control=False)]
@@ -294,15 +298,159 @@ def test_a_prefill_and_a_date_are_in_the_template_for_modelopt(tmp_path: Path) -
     assert (path / "chat_template.jinja").read_text().count("{% generation %}") == 1
 
 
-def test_later_turns_are_in_the_token_formats_and_counted_in_the_others(tmp_path: Path) -> None:
-    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(real("qwen3")), reasoning={"name": "qwen3"}))
-    made.add("a", [user("u")], "<think>\nHm\n</think>\n\nYes.<|im_end|>", turn=1)
-    for name in FORMATS:
+# --- conversations that go on ------------------------------------------------------------------------------------
+
+LATER = {"talk:2:0", "talk:1:1", "call:1:0", "call:2:0"}
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return add_talks(Made(tmp_path_factory.mktemp("talks"), qwen3_model(real("qwen3"))))
+
+
+def by_id(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The conversations of a file, by key, turn and sample."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {
+        (row.get("id") or row["conversation_id"])[2:]: row.get("messages") or row["conversations"]
+        for row in rows
+    }
+
+
+# An answer that is cut in its reasoning, and a conversation with tools, do not go into every format.
+LEFT_OUT: dict[str, set[str]] = {
+    "specforge": {"talk:1:1"},
+    "modelopt": {"talk:1:1"},
+    "torchspec": {"talk:1:1", "call:0:0", "call:1:0", "call:2:0"},
+    "sharegpt": {"talk:1:1", "call:0:0", "call:1:0", "call:2:0"},
+    "specforge_text": set(),
+    "tokens": set(),
+    "speculators": set(),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_later_turns_are_told_with_the_targets_own_answers_and_come_back_as_their_own_ids(
+    talks: Made, name: str
+) -> None:
+    options = {"system_prompt": ""} if name == "specforge" else {}
+    path, report = talks.export(name, **options)
+    expected = {row.id[2:] for row in talks.rows} - LEFT_OUT[name]
+    assert report.rows == report.same_ids == len(expected) and not report.differ_for
+    assert report.later_turns == len(LATER & expected)
+    assert report.reasoning_kept == report.reasoning_rows > 0
+    assert report.same_mask in (None, report.rows)
+    if name not in ("tokens", "speculators", "specforge_text"):
+        assert set(by_id(path / "conversations.jsonl" if path.is_dir() else path)) == expected
+
+
+def test_history_is_as_each_trainer_reads_it(talks: Made) -> None:
+    rows = by_id(talks.export("specforge", system_prompt="")[0])
+    answer = {"role": "assistant", "content": "\n\nThree.", "reasoning_content": "\nC\n"}
+    history = [
+        {"role": "user", "content": "One?"},
+        # Of an answer that the checks rejected, too: the model had it before it.
+        {"role": "assistant", "content": "One.", "reasoning_content": "A"},
+        {"role": "user", "content": "Two?"},
+        {"role": "assistant", "content": "Two.", "reasoning_content": "B"},
+        {"role": "user", "content": "Three?"},
+    ]
+    assert rows["talk:2:0"] == [*history, answer]
+    assert [message.get("tool_calls") for message in rows["call:1:0"]][2:3] == [
+        '[{"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]'
+    ]
+    assert [m["role"] for m in rows["call:2:0"]] == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]  # fmt: skip
+    rows = by_id(talks.export("modelopt")[0] / "conversations.jsonl")
+    assert [m.get("reasoning_content") for m in rows["talk:2:0"]] == [None, "A", None, "B", None, "\nC\n"]
+    assert [message["role"] for message in rows["call:2:0"]] == ["prompt", "assistant"]
+    assert by_id(talks.export("torchspec")[0])["talk:2:0"] == [
+        *({key: m[key] for key in ("role", "content")} for m in history),
+        {"role": "assistant", "content": "<think>\nC\n</think>\n\nThree."},
+    ]
+    assert by_id(talks.export("sharegpt")[0])["talk:2:0"][1:3] == [
+        {"from": "gpt", "value": "One."},
+        {"from": "human", "value": "Two?"},
+    ]
+
+
+def test_the_report_says_which_answers_a_trainer_learns(talks: Made, k25: Made) -> None:
+    learns = {name: talks.export(name)[1].learns for name in FORMATS}
+    assert learns == {
+        "tokens": "the last",
+        "speculators": "the last",
+        "modelopt": "the last",
+        "specforge": "the last if train_only_last_turn is set, else every one",
+        "specforge_text": "the last if train_only_last_turn is set, else every one",
+        "torchspec": "the last if last_turn_loss_only is set, else every one",
+        "sharegpt": "every one",
+    }
+    # It finds answers by ids there.
+    assert k25.export("modelopt")[1].learns == "every one"
+
+
+def test_kimi_has_an_empty_block_before_an_earlier_answer(tmp_path: Path) -> None:
+    made = Made(tmp_path, kimi_model(make_folder(tmp_path / "tokenizer")))
+    goes_on = Turn(calls=[], messages=[user("And 3+3?")])
+    first = made.add("talk", [user("2+2?")], "I add.</think>4<|im_end|>", turns=(goes_on,))
+    history = made.asked(first).removesuffix("<think>")
+    asked = f"{history}<think></think>4<|im_end|><|im_user|>user<|im_middle|>And 3+3?<|im_end|>{ANSWERS}"
+    made.answer("talk", 1, asked, "Again.</think>6<|im_end|>")
+    path, report = made.export("torchspec")
+    assert report.same_ids == report.rows and report.later_turns == 1 and report.reasoning_share == 1
+    assert by_id(path)["talk:1:0"][1:] == [
+        {"role": "assistant", "content": "<think></think>4"},
+        {"role": "user", "content": "And 3+3?"},
+        {"role": "assistant", "content": "<think>Again.</think>6"},
+    ]
+    _, report = made.export("modelopt")
+    assert (report.same_ids_share, report.reasoning_share, report.same_mask) == (1, 1, 0)
+
+
+def test_words_of_a_question_do_not_stand_in_for_reasoning_that_is_lost(tmp_path: Path) -> None:
+    made = Made(tmp_path, kimi_model(make_folder(tmp_path / "tokenizer")))
+    goes_on = Turn(calls=[], messages=[user("I add.")])
+    first = made.add("talk", [user("I add.")], "So.</think>4<|im_end|>", turns=(goes_on,))
+    history = made.asked(first).removesuffix("<think>")
+    asked = f"{history}<think></think>4<|im_end|><|im_user|>user<|im_middle|>I add.<|im_end|>{ANSWERS}"
+    made.answer("talk", 1, asked, "I add.</think>6<|im_end|>")
+    report = made.export("specforge", allow_lossy=True)[1]
+    assert (report.rows, report.reasoning_rows, report.reasoning_kept) == (2, 2, 0)
+
+
+ANSWERS = "<|im_assistant|>assistant<|im_middle|><think>"
+
+
+def test_a_later_turn_whose_messages_do_not_give_its_prompt_is_counted(tmp_path: Path) -> None:
+    made = add_talks(Made(tmp_path, qwen3_model(real("qwen3"))))
+    whole = made.export("specforge")[1]
+    # The first answer of one sample is another than what the later turn was asked with.
+    first = next(one for one in made.responses if (one.key, one.turn, one.sample) == ("talk", 0, 0))
+    at = made.responses.index(first)
+    made.responses[at] = msgspec.structs.replace(first, text=first.text.replace("One.", "Uno."))
+    for name in ("specforge", "modelopt", "torchspec", "sharegpt"):
         report = made.export(name)[1]
-        whole = name in ("tokens", "speculators", "specforge_text")
-        assert (report.rows, set(report.left_out)) == (
-            (1, set()) if whole else (0, {"a later turn of a conversation"})
-        ), name
+        assert report.left_out["its messages do not give its prompt again"].rows == 1, name
+    assert made.export("specforge")[1].rows == whole.rows - 1
+    assert made.export("specforge_text")[1].rows == made.export("tokens")[1].rows == len(made.rows)
+
+
+def test_responses_of_other_prompts_are_an_error_that_names_both_files(tmp_path: Path) -> None:
+    made = add_talks(Made(tmp_path, qwen3_model(real("qwen3"))))
+    made.responses.append(msgspec.structs.replace(made.responses[0], key="nobody"))
+    with pytest.raises(
+        EyasError,
+        match=r"responses\.jsonl\.zst: 'nobody' is not in .*prompts\.jsonl\.zst.*delete both and run",
+    ):
+        made.export("sharegpt")
+
+
+def test_specforge_cuts_a_conversation_in_which_roles_do_not_follow_each_other(tmp_path: Path) -> None:
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
+    messages = [system("Be brief."), user("Hi"), system("Briefer.")]
+    made.add("a", messages, "<think>\nHm\n</think>\n\nYes.<|im_end|>")
+    report = made.export("specforge")[1]
+    assert report.differ_for == {"the trainer cuts the conversation where roles do not follow each other": 1}
+    assert (report.reasoning_rows, report.reasoning_kept) == (1, 0)
 
 
 # --- all ---------------------------------------------------------------------------------------------------------
@@ -321,7 +469,7 @@ def test_equal_rows_give_equal_bytes_and_a_report_beside_them(qwen: Made, name: 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_empty_table_is_an_empty_export(tmp_path: Path, name: str) -> None:
-    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(real("qwen3")), reasoning={"name": "qwen3"}))
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
     _, report = made.export(name)
     assert (report.rows, report.same_ids_share, report.reasoning_share) == (0, None, None)
 
@@ -336,10 +484,49 @@ def test_every_option_is_described_and_every_exporter_has_a_page() -> None:
 
 
 def test_a_prompt_that_is_missing_is_named(tmp_path: Path) -> None:
-    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(real("qwen3")), reasoning={"name": "qwen3"}))
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
     made.add("a", [user("u")], "<think>\nHm\n</think>\n\nYes.<|im_end|>")
     made.prompts.clear()
+    made.responses.clear()
     with pytest.raises(
         EyasError, match=r"results/d/prompts\.jsonl\.zst: has no prompt 'd/a'.*delete it and run"
     ):
         made.export("specforge")
+
+
+def test_modelopt_hands_its_template_messages_without_nulls(tmp_path: Path) -> None:
+    """Many a template asks whether a field is there, and writes "None" for one that is null."""
+    place = tmp_path / "tokenizer"
+    shutil.copytree(real("qwen3"), place)
+    own = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.reasoning_content is defined %}[{{ message.reasoning_content }}]{% endif %}"
+        "{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (place / "chat_template.jinja").write_text(own)
+    made = Made(tmp_path, ModelConfig(id="m", tokenizer=str(place), reasoning={"name": "qwen3"}))
+    goes_on = Turn(calls=[], messages=[user("Two?")])
+    first = made.add("talk", [user("One?")], "<think>\nA\n</think>\n\nOne.<|im_end|>", turns=(goes_on,))
+    asked = f"{made.asked(first)}[A]One.<|im_end|>\n<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n"
+    made.answer("talk", 1, asked, "<think>\nB\n</think>\n\nTwo.<|im_end|>")
+    report = made.export("modelopt")[1]
+    assert report.same_ids == report.same_mask == report.later_turns + 1 == 2
+
+
+def test_torchspec_has_the_arguments_of_earlier_calls_as_text(tmp_path: Path) -> None:
+    """A record may call tools that it does not define."""
+    made = Made(tmp_path, qwen3_model(real("qwen3")))
+    calls = [{"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]
+    result = Message(role="tool", content="It rains.", tool_call_id="c")
+    on = Turn(calls=calls, messages=[result, user("So?")])
+    first = made.add("talk", [user("Rain?")], CALL, turns=(on,))
+    said = CALL.removesuffix("<|im_end|>").partition("</think>\n\n")[2]
+    told = "<|im_end|>\n<|im_start|>user\n<tool_response>\nIt rains.\n</tool_response><|im_end|>\n<|im_start|>user\nSo?"
+    asked = f"{made.asked(first)}{said}{told}<|im_end|>\n<|im_start|>assistant\n"
+    made.answer("talk", 1, asked, "<think>\nWet.\n</think>\n\nYes.<|im_end|>")
+    path, report = made.export("torchspec")
+    assert report.same_ids == report.rows == 2
+    (call,) = by_id(path)["talk:1:0"][1]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert made.export("modelopt")[1].same_ids == 2

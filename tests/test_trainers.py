@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from exported import Made, qwen3
+from exported import Made, add_talks, qwen3
 from real_tokenizers import folder as real
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ Rows = list[list[list[int]]]
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Made, Path]:
     top = tmp_path_factory.mktemp("trainers")
-    made = qwen3(top, real("qwen3"))
+    made = add_talks(qwen3(top, real("qwen3")))
     paths = {
         name: str(made.export(name)[0]) for name in ("speculators", "specforge", "specforge_text", "modelopt")
     }
@@ -68,7 +68,8 @@ def test_specforge_renders_our_ids_where_it_adds_no_system_message(exports: tupl
         if ids[:-1] == row.input_ids and mask == [*row.loss_mask, 1]
     ]
     report = made.export("specforge")[1]
-    assert (len(seen), len(same)) == (report.rows, report.same_ids) == (4, 2)
+    # Each turn of `call`, which has tools, calls and results, and two rows of one turn.
+    assert (len(seen), len(same)) == (report.rows, report.same_ids) == (11, 5)
 
 
 def test_model_optimizer_renders_our_ids_and_learns_the_answer_without_its_end(
@@ -77,8 +78,9 @@ def test_model_optimizer_renders_our_ids_and_learns_the_answer_without_its_end(
     made, top = exports
     own = []
     for row in made.rows:
-        if row.id.split(":")[0] in ("d/brief", "d/emoji", "d/bare"):
+        if row.metadata.finish == "stop":
             own.append([row.input_ids, [*row.loss_mask[:-1], 0]])
         elif row.id.startswith("d/late"):
             own.append([[*row.input_ids, *made.target.encode("<|im_end|>")], [*row.loss_mask, 0]])
-    assert sorted(read("Model-Optimizer", top)) == sorted(own)
+    seen = read("Model-Optimizer", top)
+    assert sorted(seen) == sorted(own) and len(seen) == made.export("modelopt")[1].rows == 12

@@ -63,7 +63,7 @@ def read(reader, exports):
     template = Path(paths["modelopt"], "chat_template.jinja").read_text(encoding="utf-8")
     collate = LanguageDataCollator(
         tokenizer,
-        train_len=64,
+        train_len=512,
         chat_template=template,
         answer_only_loss=True,
         shift_labels=False,

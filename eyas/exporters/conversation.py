@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,16 +32,16 @@ class LossyOptions(Struct, frozen=True, forbid_unknown_fields=True):
 class ConversationExporter(Exporter):
     """One conversation a row: what came before the answer, and the answer. Trainers render it by a chat template.
 
-    A row stands for one generation, so a trainer that learns from every assistant turn must be told to take the last.
+    A row stands for one generation, so a trainer that learns from every assistant turn must be told to take the last
+    (`learns`).
     """
 
     takes: ClassVar[type] = Told
     target: Target
 
     def unfit(self, row: Told) -> str | None:
-        # The prompts hold what was recorded; what a later turn was told holds the target's own answers.
-        if row.row.id.rsplit(":", 2)[1] != "0":
-            return "a later turn of a conversation"
+        if not row.proved:
+            return "its messages do not give its prompt again"
         if row.row.metadata.finish == "length" and (row.open or self.supervises_end):
             return "cut at the limit: a template would end it"
         return None
@@ -76,6 +77,19 @@ class ConversationExporter(Exporter):
 def apart() -> dict[str, Any]:
     """An answer with its reasoning in a field of its own, for refuse_if_lossy."""
     return {"role": "assistant", "content": ANSWERED, "reasoning_content": THOUGHT}
+
+
+def called(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls as the OpenAI API has them: the arguments as JSON text."""
+    return [
+        {**call, "function": {**call["function"], "arguments": as_text(call["function"]["arguments"])}}
+        for call in calls
+    ]
+
+
+def as_text(value: Any) -> str:
+    """JSON as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def without_reasoning(messages: Messages) -> Messages:

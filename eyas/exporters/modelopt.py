@@ -2,7 +2,9 @@
 
 Source: Model-Optimizer 0.47, modelopt/torch/utils/plugins/transformers_dataset.py (online) and
 modelopt/torch/speculative/plugins/hf_streaming_dataset.py. Both render `messages` by the template alone, without tools, and
-learn what stands between its {% generation %} tags.
+learn what stands between its {% generation %} tags. `datasets` gives every message all keys of the file, null where it has none,
+and every object in a list the keys of all others. So the template is given messages without nulls, and tools and tool
+calls, which would not survive, stand in the text of a prompt that is told as it was asked.
 """
 
 from __future__ import annotations
@@ -18,23 +20,32 @@ from msgspec import Meta, Struct
 from eyas.chat_template import SPECIAL, ChatTemplate
 from eyas.exporters.conversation import ConversationExporter
 from eyas.exporters.lines import read_lines, with_nulls, write_lines
+from eyas.exporters.reports import EVERY
+from eyas.exporters.target import Target
 from eyas.plugins import Reading, Register, Told, hookimpl
 
 ROWS, TEMPLATE = "conversations.jsonl", "chat_template.jinja"
-KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+KEYS = ("role", "content", "reasoning_content", "thinking", "tool_call_id", "name")
+VERBATIM = "prompt"  # the role of a message that is the whole prompt, word for word
 
 # The model's own template, as a macro, tells the conversation up to the last answer, exactly as it did for generation;
 # the answer follows word for word, between tags that stand outside the macro, where transformers looks for them.
 _WRAPPED = """\
 {{#- Made by Eyas: the chat template of {model}, which keeps the reasoning of the last answer and marks that answer. -#}}
-{options}{{% macro _prompt(messages, add_generation_prompt) %}}{{{{ '' }}}}{own}{{{{ '' }}}}{{% endmacro %}}
-{{%- if messages[-1].role != 'assistant' -%}}
-{{{{ _prompt(messages, add_generation_prompt) }}}}
+{options}{{% macro _prompt(messages, add_generation_prompt) %}}
+{{%- if messages[0].role == '{verbatim}' -%}}{{{{ messages[0].content }}}}
+{{%- else -%}}{{{{ '' }}}}{own}{{{{ '' }}}}{{% endif %}}{{% endmacro %}}
+{{%- set _said = namespace(all=[]) -%}}
+{{%- for _message in messages -%}}
+{{%- set _said.all = _said.all + [dict(_message.items() | rejectattr(1, 'none'))] -%}}
+{{%- endfor -%}}
+{{%- set _answer = _said.all[-1] -%}}
+{{%- if _answer.role != 'assistant' -%}}
+{{{{ _prompt(_said.all, add_generation_prompt) }}}}
 {{%- else -%}}
-{{%- set _answer = messages[-1] -%}}
-{{%- set _before = _prompt(messages[:-1], true) ~ {prefill} -%}}
+{{%- set _before = _prompt(_said.all[:-1], true) ~ {prefill} -%}}
 {{{{ _before }}}}{{% generation %}}
-{{%- if _answer.reasoning_content is defined and _answer.reasoning_content is not none -%}}
+{{%- if _answer.reasoning_content is defined -%}}
 {{{{ ('' if _before.rstrip().endswith({open}) else {open}) ~ _answer.reasoning_content ~ {close} }}}}
 {{%- endif -%}}
 {{{{ _answer.content }}}}{inside}{{% endgeneration %}}{outside}
@@ -62,15 +73,23 @@ class ModelOpt(ConversationExporter):
     Options: ClassVar[type[Struct]] = ModelOptOptions
     options: ModelOptOptions
 
+    def __init__(self, options: ModelOptOptions, target: Target) -> None:
+        super().__init__(options, target)
+        # As for Kimi, whose tokenizer is code.
+        self._by_ids = not target.is_fast and "<|im_middle|>" in target.tokenizer.added_tokens
+        if self._by_ids:
+            self.learns = EVERY
+
     @property
     def supervises_end(self) -> bool:
         return self.options.supervise_end
 
-    def unfit(self, row: Told) -> str | None:
-        return "the trainer gives the template no tools" if row.tools else super().unfit(row)
-
     def line(self, told: Told) -> dict[str, Any]:
-        return {"conversation_id": told.row.id, "messages": [*told.messages, self.answer(told)]}
+        messages = told.messages
+        if told.tools or any("tool_calls" in message for message in messages):
+            asked = told.asked.removesuffix(self.target.reasoning.prefill)
+            messages = [{"role": VERBATIM, "content": asked}]
+        return {"conversation_id": told.row.id, "messages": [*messages, self.answer(told)]}
 
     def write(self, rows: Iterable[Any], path: Path) -> int:
         from eyas.recordfile import atomic_folder
@@ -93,6 +112,7 @@ class ModelOpt(ConversationExporter):
             options="".join(told),
             # Tags of its own would mark every answer.
             own=_TAG.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", _own(target)),
+            verbatim=VERBATIM,
             prefill=repr(target.reasoning.prefill),
             open=repr(target.open),
             close=repr(target.close),
@@ -104,8 +124,6 @@ class ModelOpt(ConversationExporter):
         target = self.target
         special = {name: target.tokenizer.special_tokens.get(name) for name in SPECIAL}
         template = ChatTemplate((path / TEMPLATE).read_text(encoding="utf-8"), special)
-        # As for Kimi, whose tokenizer is code.
-        by_ids = not target.is_fast and "<|im_middle|>" in target.tokenizer.added_tokens
         behind = "" if self.options.supervise_end else target.answer_end()
         for line in read_lines(path / ROWS):
             messages = with_nulls(line["messages"], KEYS)
@@ -113,7 +131,7 @@ class ModelOpt(ConversationExporter):
             text = template.apply(messages, [], {"add_generation_prompt": False})
             ids = target.encode(text)
             start = len(prompt) + len(target.reasoning.prefill)
-            mask = self._kimi_mask(ids) if by_ids else self._mask(ids, start, len(text) - len(behind))
+            mask = self._kimi_mask(ids) if self._by_ids else self._mask(ids, start, len(text) - len(behind))
             yield Reading(ids=ids, text=text, mask=mask)
 
     def _kimi_mask(self, ids: list[int]) -> list[int]:
@@ -136,9 +154,8 @@ class ModelOpt(ConversationExporter):
         return [int(first <= at <= last) for at in range(len(ids))]
 
 
-def _own(target: Any) -> str:
-    text: str = target.tokenizer.template
-    return text.removesuffix("\n")
+def _own(target: Target) -> str:
+    return target.tokenizer.template.removesuffix("\n")
 
 
 @hookimpl

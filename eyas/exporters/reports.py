@@ -10,6 +10,10 @@ from msgspec import Struct
 
 from eyas.errors import EyasError
 
+EVERY = (
+    "every one"  # ExportReport.learns of trainers that cannot be told to learn one answer of a conversation
+)
+
 
 class LeftOut(Struct):
     """Rows that a format cannot hold."""
@@ -21,7 +25,8 @@ class LeftOut(Struct):
 class ExportReport(Struct, kw_only=True):
     """…report.json beside an export.
 
-    rows: written. supervised_tokens: of these, the closing token counted only if the trainer supervises it.
+    rows: written. supervised_tokens: of these, the closing token counted only if the trainer supervises it. later_turns: rows
+    that hold earlier answers besides their own; learns: which of all these the trainer learns.
     read: whether Eyas read the export as the trainer does; if not, the numbers behind it are 0. reasoning_rows: rows whose
     answer reasons; reasoning_kept: those where the trainer still sees it, after it the answer. same_ids: rows that have
     exactly their own ids; differ_for: the others by reason. same_mask: rows whose loss mask is right too, null where the
@@ -33,6 +38,8 @@ class ExportReport(Struct, kw_only=True):
     rows: int
     supervised_tokens: int
     supervises_end: bool
+    later_turns: int
+    learns: str
     left_out: dict[str, LeftOut]
     read: bool
     reasoning_rows: int = 0

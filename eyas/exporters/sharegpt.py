@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from eyas.exporters.conversation import ConversationExporter, LossyOptions, without_reasoning
+from eyas.exporters.reports import EVERY
 from eyas.exporters.target import ANSWERED, THOUGHT
 from eyas.plugins import Reading, Register, Told, hookimpl
 
@@ -23,6 +24,7 @@ class ShareGpt(ConversationExporter):
     suffix: ClassVar[str] = "jsonl"
     Options: ClassVar[type[Struct]] = LossyOptions
     options: LossyOptions
+    learns = EVERY
 
     def unfit(self, row: Told) -> str | None:
         roles = [message["role"] for message in row.messages]

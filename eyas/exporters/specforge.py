@@ -13,12 +13,16 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from eyas.exporters.conversation import ConversationExporter, LossyOptions, Messages, apart
+from eyas.exporters.conversation import ConversationExporter, LossyOptions, Messages, apart, as_text
 from eyas.exporters.lines import with_nulls
 from eyas.plugins import Reading, Register, Told, hookimpl
 
 KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 ADDED = "the trainer puts a system message before it"
+CUT = "the trainer cuts the conversation where roles do not follow each other"
+LAST = "the last if train_only_last_turn is set, else every one"
+# Before whom a tool and an assistant may speak; the first to speak is the user.
+BEFORE = {"tool": ("assistant", "tool"), "assistant": ("user", "tool")}
 
 
 class SpecForgeOptions(LossyOptions, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +43,7 @@ class SpecForge(ConversationExporter):
     suffix: ClassVar[str] = "jsonl"
     Options: ClassVar[type[Struct]] = SpecForgeOptions
     options: SpecForgeOptions
+    learns = LAST
 
     def write(self, rows: Iterable[Any], path: Path) -> int:
         self.refuse_if_lossy(apart(), self.options.allow_lossy)
@@ -46,21 +51,22 @@ class SpecForge(ConversationExporter):
         return super().write(rows, path)
 
     def line(self, told: Told) -> dict[str, Any]:
-        # An empty text and not null: templates ask whether there is one, and some write "None".
         messages = [
-            {**message, "reasoning_content": message.get("reasoning_content") or ""}
-            if message["role"] == "assistant"
-            else message
+            {key: value for key, value in message.items() if key in KEYS}
             for message in [*told.messages, self.answer(told)]
         ]
+        for message in messages:
+            if message["role"] == "assistant":
+                # An empty text and not null: templates ask whether there is one, and some write "None".
+                message["reasoning_content"] = message.get("reasoning_content") or ""
         if self._default is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._default})
         # As text: Arrow would give every tool the parameters of all others, as nulls.
         for message in messages:
             if message.get("tool_calls") is not None:
-                message["tool_calls"] = _text(message["tool_calls"])
+                message["tool_calls"] = as_text(message["tool_calls"])
         row = {"id": told.row.id, "conversations": messages}
-        return {**row, "tools": _text(told.tools)} if told.tools else row
+        return {**row, "tools": as_text(told.tools)} if told.tools else row
 
     def read(self, path: Path) -> Iterator[Reading]:
         for line in self.lines(path):
@@ -71,16 +77,29 @@ class SpecForge(ConversationExporter):
     def _parsed(self, messages: Messages) -> tuple[Messages, str | None]:
         """What SpecForge hands to the chat template."""
         note = None
-        if messages[0]["role"] != "system" and self.options.system_prompt:
-            messages, note = [{"role": "system", "content": self.options.system_prompt}, *messages], ADDED
-        for message in messages:
+        own = messages[:1] if messages[0]["role"] == "system" else []
+        kept = _in_turn(messages[len(own) :])
+        if len(own) + len(kept) < len(messages):
+            note = CUT
+        if not own and self.options.system_prompt:
+            own, note = [{"role": "system", "content": self.options.system_prompt}], ADDED
+        for message in kept:
             if message.get("tool_calls"):
                 message["tool_calls"] = [_call(call) for call in json.loads(message["tool_calls"])]
-        return messages, note
+        return [*own, *kept], note
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _in_turn(messages: Messages) -> Messages:
+    """From the first user's message up to the first that does not follow the one before it."""
+    kept: Messages = []
+    for message in messages:
+        before = BEFORE.get(message["role"])
+        if not kept and message["role"] != "user":
+            continue
+        if kept and before is not None and kept[-1]["role"] not in before:
+            break
+        kept.append(message)
+    return kept
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +119,7 @@ class SpecForgeText(ConversationExporter):
 
     name: ClassVar[str] = "specforge_text"
     suffix: ClassVar[str] = "jsonl"
+    learns = LAST
 
     def unfit(self, row: Told) -> str | None:
         return None  # no template ends it

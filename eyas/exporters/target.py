@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
+
+from msgspec.structs import replace
 
 from eyas.chat_template import FAILURES
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.hub import tokenizer_folder
-from eyas.plugins import Reasoning, Told
-from eyas.records import Finish, Prompt, Reply, TrainRow
-from eyas.render import for_template
+from eyas.plugins import Reasoning, Reject, Told
+from eyas.records import Finish, Prompt, Reply, TrainRow, unit_place
+from eyas.render import Refused, Renderer, for_template
 from eyas.tokenizer import load_tokenizer
 
 # Stand for a text in probes: no template and no tokenizer knows these characters.
@@ -32,6 +35,8 @@ class Target:
         self.model, self.reasoning = model, reasoning
         self.tokenizer = load_tokenizer(model)
         self.template_options = {**reasoning.template_options, **model.template_options}
+        options = replace(model, template_options=self.template_options)
+        self._renderer = Renderer(options, self.tokenizer, reasoning.prefill)
         self._names = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self._stops = frozenset(self.tokenizer.stop_ids)
         # How the format spells delimiters; a plugin may have none, and then its reasoning is a part of the answer.
@@ -48,8 +53,11 @@ class Target:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ids, an end token at the very end included."""
-        text = self.tokenizer.decode(ids)[0]
-        return text + self._names.get(ids[-1], "") if ids and ids[-1] in self._stops else text
+        return self.tokenizer.decode(ids)[0] + self._end(ids)
+
+    def _end(self, ids: Sequence[int]) -> str:
+        """The end token at the very end of ids, if there is one."""
+        return self._names.get(ids[-1], "") if ids and ids[-1] in self._stops else ""
 
     def ends(self, ids: Sequence[int]) -> list[int]:
         """For each id, how many characters of the text are complete after it, the end token's own included."""
@@ -61,9 +69,11 @@ class Target:
         return self.tokenizer.encode(text, control=True)
 
     def tell(self, row: TrainRow, prompt: Prompt) -> Told:
-        """`row` in words. The output is split on its ids by the reasoning format."""
+        """`row` in words; `prompt` holds all that came before it. The output is split on its ids by the reasoning format."""
         start = len(row.input_ids) - sum(row.loss_mask)
         prompt_ids, output_ids = row.input_ids[:start], row.input_ids[start:]
+        text, ends = self.tokenizer.decode(row.input_ids)
+        asked = text[: ends[start - 1]] if start else ""
         output, ends = self.tokenizer.decode(output_ids)
         split = self.reasoning.split(
             Reply(
@@ -93,14 +103,23 @@ class Target:
         messages, tools = for_template(prompt, self.model)
         return Told(
             row=row,
-            text=self.text(row.input_ids),
+            text=text + self._end(row.input_ids),
+            asked=asked,
             messages=messages,
             tools=tools,
+            proved=unit_place(row.id)[0] == 0 or self._gives(prompt, prompt_ids),
             output=output,
             reasoning=reasoning,
             answer=answer,
             open=is_open,
         )
+
+    def _gives(self, prompt: Prompt, ids: list[int]) -> bool:
+        """Whether `prompt` is rendered as `ids`."""
+        try:
+            return self._renderer.render(prompt) == ids
+        except (Refused, Reject):
+            return False
 
     def _opened(self, inside: str) -> str:
         """Reasoning without the delimiter that opens it, where the model wrote one."""
@@ -129,10 +148,18 @@ class Target:
 
     def opened_by_prompt(self, told: Told) -> str:
         """What the prompt already holds of the answer: the delimiter that opens reasoning and what follows it, or nothing."""
-        start = len(told.row.input_ids) - sum(told.row.loss_mask)
-        prompt = self.text(told.row.input_ids[:start])
-        at = prompt.rfind(self.open) if self.open else -1
-        return prompt[at:] if at >= 0 and not prompt[at + len(self.open) :].strip() else ""
+        at = told.asked.rfind(self.open) if self.open else -1
+        return told.asked[at:] if at >= 0 and not told.asked[at + len(self.open) :].strip() else ""
+
+    @cached_property
+    def before_earlier(self) -> str:
+        """What the chat template writes before an earlier answer without reasoning: an empty block of it, or nothing."""
+        header = self.render([_user()], to_answer=True).partition(ASKED)[2]
+        if self.open and header.rstrip().endswith(self.open):
+            header = header[: header.rindex(self.open)]
+        told = self.render([_user(), {"role": "assistant", "content": ANSWERED}, _user()])
+        between = told.partition(ASKED)[2].partition(ANSWERED)[0]
+        return between.removeprefix(header) if between.startswith(header) else ""
 
     def answer_end(self) -> str:
         """The token with which the chat template ends an answer; empty if it writes none."""
