@@ -34,6 +34,7 @@ class Target:
     def __init__(self, model: ModelConfig, reasoning: Reasoning) -> None:
         self.model, self.reasoning = model, reasoning
         self.tokenizer = load_tokenizer(model)
+        self.tokenizer.speed_up()  # the proof encodes every row
         self.template_options = {**reasoning.template_options, **model.template_options}
         options = replace(model, template_options=self.template_options)
         self._renderer = Renderer(options, self.tokenizer, reasoning.prefill)
