@@ -2,15 +2,17 @@
 
 An answer is adopted if it is what the config would have asked for: its ids, its prompt, and every setting that decides
 its distribution. All others are refused and counted by reason. docs/reproducibility.md tells the record.
+What is known of the file's records and their prompts lies on disk, so memory does not grow with them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from eyas.config import AccessSettings, GenerateSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen
 from eyas.plugins import Engine, Registry, Reject, Retry, Tokenizer
-from eyas.recordfile import read_records, read_seal
+from eyas.recordfile import read_records, read_seal, scratch
 from eyas.records import Delivery, Finish, Message, Prompt, Reply, Response
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import IDENTITY
@@ -38,6 +40,7 @@ UNKNOWN = "no such prompt in the dataset"
 UNASKED = "its prompt is refused by this config"
 OTHER_IDS = "its prompt_ids are not those of this config's rendering"
 TEXT_ONLY = "text only, no output_ids: tokenizing text again gives other ids than the model sampled"
+NAMELESS = "neither key nor messages tell its prompt"
 UNTOLD = ("grammar", "regex")  # may be left out of `sampling`, which means that there was none
 FREE = ("seed",)  # may stand in `sampling`, and decides no distribution
 
@@ -59,10 +62,13 @@ class Foreign(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str | None:
-        """What finds its prompt."""
-        if self.key is not None or self.messages is None:
-            return self.key
-        return sameness(self.messages, self.tools)
+        """What finds its prompt; None if nothing does, or it is no valid Unicode."""
+        try:
+            if self.key is None and self.messages is not None:
+                return sameness(self.messages, self.tools)
+            return self.key and self.key.encode().decode()
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+            return None
 
 
 class _Unfit(Exception):
@@ -109,7 +115,11 @@ def adopt(
         plan = Plan(settings, prompts, registry)
         own = _is_sealed(file)
         tokenizer, renderer = _tools(plan, access, registry, stack, own)
-        places = _places(plan, prompts, journal, writer, renderer, _names(file, own))
+        places = stack.enter_context(closing(_Places(stack.enter_context(scratch(prompts)) / "places")))
+        for record in _records(file, own):
+            if (name := record.key if isinstance(record, Response) else record.name) is not None:
+                places.want(name)
+        _find(places, plan, prompts, journal, writer, renderer)
         adopting = _Adopting(plan, places, tokenizer, journal, differing(settings, file) if own else None)
         result = Adopted()
         for record in _records(file, own):
@@ -161,11 +171,6 @@ def _records(file: Path, own: bool) -> Iterator[Response | Foreign]:
             ) from None
 
 
-def _names(file: Path, own: bool) -> set[str]:
-    named = (record.key if isinstance(record, Response) else record.name for record in _records(file, own))
-    return {name for name in named if name is not None}
-
-
 def _tools(
     plan: Plan, access: AccessSettings, registry: Registry, stack: ExitStack, own: bool
 ) -> tuple[Tokenizer | None, Renderer | None]:
@@ -183,18 +188,77 @@ def _tools(
     return prepare(engine, lease, model, plan.reasoning)
 
 
-def _places(
+class _Places:
+    """On disk: the names by which a file's records call their prompts, the prompts of each, the requests answered so far."""
+
+    def __init__(self, file: Path) -> None:
+        # One transaction that never commits: the file is thrown away whatever happens.
+        self._database = sqlite3.connect(file, isolation_level=None)
+        self._database.executescript("""
+            PRAGMA journal_mode = OFF;
+            PRAGMA synchronous = OFF;
+            PRAGMA locking_mode = EXCLUSIVE;
+            BEGIN;
+            CREATE TABLE names (name TEXT PRIMARY KEY, places INTEGER, records INTEGER) WITHOUT ROWID;
+            CREATE TABLE places (
+                name TEXT, number INTEGER, occurrence INTEGER, ids BLOB, asked INTEGER, PRIMARY KEY (name, number)
+            ) WITHOUT ROWID;
+            CREATE TABLE requests (request BLOB PRIMARY KEY) WITHOUT ROWID;
+        """)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def want(self, name: str) -> None:
+        self._database.execute("INSERT OR IGNORE INTO names VALUES (?, 0, 0)", (name,))
+
+    def wanted(self, name: str) -> bool:
+        return self._database.execute("SELECT 1 FROM names WHERE name = ?", (name,)).fetchone() is not None
+
+    def add(self, name: str, place: _Place) -> None:
+        """The next prompt of a wanted name, in the fixed order."""
+        (count,) = self._database.execute(
+            "UPDATE names SET places = places + 1 WHERE name = ? RETURNING places", (name,)
+        ).fetchone()
+        row = (name, count - 1, place.occurrence, place.ids, place.asked)
+        self._database.execute("INSERT INTO places VALUES (?, ?, ?, ?, ?)", row)
+
+    def get(self, name: str, number: int = 0) -> _Place:
+        """Its `number`-th prompt. Raises _Unfit if there is none."""
+        row = self._database.execute(
+            "SELECT occurrence, ids, asked FROM places WHERE name = ? AND number = ?", (name, number)
+        ).fetchone()
+        if row is None:
+            raise _Unfit(UNKNOWN)
+        occurrence, ids, asked = row
+        return _Place(occurrence, ids, bool(asked))
+
+    def count(self, name: str) -> tuple[int, int]:
+        """Counts a record of a wanted name: how many prompts it has, how many records came before."""
+        places, records = self._database.execute(
+            "UPDATE names SET records = records + 1 WHERE name = ? RETURNING places, records", (name,)
+        ).fetchone()
+        return places, records - 1
+
+    def is_new(self, request: str) -> bool:
+        """Whether it comes for the first time."""
+        row = (bytes.fromhex(request),)
+        return self._database.execute("INSERT OR IGNORE INTO requests VALUES (?)", row).rowcount == 1
+
+
+def _find(
+    places: _Places,
     plan: Plan,
     prompts: Path,
     journal: Journal,
     writer: JournalWriter,
     renderer: Renderer | None,
-    names: set[str],
-) -> dict[str, list[_Place]]:
-    """By key, and by what the messages say: the prompts of that name in the fixed order."""
-    places: dict[str, list[_Place]] = {}
+) -> None:
+    """The prompts of each name, by key and by what the messages say, in the fixed order."""
     for index, prompt in enumerate(read_records(prompts, Prompt)):
-        asked_by = names & {prompt.key, sameness(prompt.messages, prompt.tools)}
+        asked_by = [
+            name for name in {prompt.key, sameness(prompt.messages, prompt.tools)} if places.wanted(name)
+        ]
         if not asked_by:
             continue
         name = render_hash(prompt, plan.identity)
@@ -209,8 +273,7 @@ def _places(
             asked=unit.settled is None,
         )
         for by in asked_by:
-            places.setdefault(by, []).append(place)
-    return places
+            places.add(by, place)
 
 
 def _rendered(renderer: Renderer, prompt: Prompt, name: str) -> Rendered:
@@ -234,26 +297,23 @@ class _Adopting:
     def __init__(
         self,
         plan: Plan,
-        places: Mapping[str, list[_Place]],
+        places: _Places,
         tokenizer: Tokenizer | None,
         journal: Journal,
         difference: str | None,
     ) -> None:
         self.plan, self.places, self.tokenizer, self.journal = plan, places, tokenizer, journal
         self.difference = difference or "its settings differ, or its number of samples"
-        self.seen: set[str] = set()
-        self.counts: Counter[str] = Counter()
 
     def fit(self, record: Response | Foreign) -> Reply:
         """The reply to journal. Raises _Unfit."""
         reply = self._own(record) if isinstance(record, Response) else self._foreign(record)
-        if reply.request in self.seen or self.journal.has_answer(reply.request):
+        if self.journal.has_answer(reply.request) or not self.places.is_new(reply.request):
             raise _Unfit(ALREADY)
-        self.seen.add(reply.request)
         return reply
 
     def _own(self, record: Response) -> Reply:
-        (place,) = self.places.get(record.key) or [_raise(UNKNOWN)]
+        place = self.places.get(record.key)
         if record.turn == 0:  # what a later turn is asked depends on the answers before it; its request tells
             self._compare_prompt(place, record.prompt_ids)
         if record.sample >= self.plan.settings.samples:
@@ -281,7 +341,7 @@ class _Adopting:
         finish = _finish(record, tokenizer.stop_ids, sampling.max_new_tokens)
         name = record.name
         if name is None:
-            raise _Unfit("neither key nor messages tell its prompt")
+            raise _Unfit(NAMELESS)
         place, sample = self._next(name, record.sample)
         self._compare_prompt(place, prompt_ids)
         text, ends = tokenizer.decode(output_ids)
@@ -304,14 +364,12 @@ class _Adopting:
 
     def _next(self, name: str, sample: int | None) -> tuple[_Place, int]:
         """Its prompt and sample; records that do not tell their sample fill those of equal prompts in turn."""
-        places, samples = self.places.get(name, []), self.plan.settings.samples
-        if not places:
-            raise _Unfit(UNKNOWN)
-        number = self.counts[name] if sample is None else sample
-        self.counts[name] += 1
-        if not 0 <= number < samples * len(places):
+        samples = self.plan.settings.samples
+        prompts, before = self.places.count(name)
+        number = before if sample is None else sample
+        if prompts and not 0 <= number < samples * prompts:
             raise _Unfit("more answers than the config's samples")
-        return places[number // samples], number % samples
+        return self.places.get(name, number // samples), number % samples
 
     def _compare_prompt(self, place: _Place, prompt_ids: list[int]) -> None:
         if not place.asked:
@@ -340,10 +398,6 @@ class _Adopting:
                 raise _Unfit(f"model.{name} {'differs' if told else 'is not told'}")
 
 
-def _raise(reason: str) -> Any:
-    raise _Unfit(reason)
-
-
 def _finish(record: Foreign, stop_ids: list[int], limit: int) -> Finish:
     """Why it ended. Only `stop` at an end token and `length` at the limit are finished answers."""
     finish = record.finish.type if isinstance(record.finish, Finish) else record.finish
@@ -355,7 +409,9 @@ def _finish(record: Foreign, stop_ids: list[int], limit: int) -> Finish:
     if finish == "length":
         if len(output_ids) < limit:
             raise _Unfit("finish is length, but it is shorter than sampling.max_new_tokens")
-        return Finish(type="length")
+        # A server that looks at the length first; but the answer is whole, as for the engines.
+        ended = output_ids[-1] in stop_ids
+        return Finish(type="stop", matched=output_ids[-1]) if ended else Finish(type="length")
     if not output_ids or output_ids[-1] not in stop_ids:
         raise _Unfit("finish is stop, but its last id is no end token of the model")
     return Finish(type="stop", matched=output_ids[-1])

@@ -2,12 +2,13 @@
 
 A row's place is decided by hash(seed, id) and its side by hash(normalised prompt), so the result depends on the rows alone, not on the
 order or number of jobs; duplicates, samples and turns of a prompt stay on one side. Rows are sorted through buckets on
-disk, so memory stays flat.
+disk, so memory stays flat, but for 17 bytes a row: its place, its side, its tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class _Counts:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class RowsInBrief:
     """One dataset's rows in brief: order hash, side and supervised tokens, each of shape [rows]."""
 
     order: np.ndarray
@@ -69,7 +70,9 @@ class _Rows:
 
 def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path, report: Path) -> MixReport:
     """Writes both sides and the report. `trains` are the datasets' train.parquet in the order of settings.datasets."""
-    brief = {name: _brief(path, settings) for name, path in zip(settings.datasets, trains, strict=True)}
+    brief = {
+        name: rows_in_brief(path, settings) for name, path in zip(settings.datasets, trains, strict=True)
+    }
     limits = _limits(settings, brief)
     counts = _Counts(*({name: SideCounts() for name in settings.datasets} for _ in range(3)))
     slots = sum(_slots(path) for path in trains)
@@ -101,19 +104,25 @@ def is_held_out(group: str, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(f"hold-out:{group}".encode()).digest()[:8], "big") < share * 2**64
 
 
-def _brief(path: Path, settings: MixSettings) -> _Rows:
-    order, held_out, supervised = [], [], []
+def rows_in_brief(path: Path, settings: MixSettings) -> RowsInBrief:
+    """Reads one dataset's train.parquet, in 17 bytes a row."""
+    order, held_out, supervised = array("Q"), array("B"), array("q")
     for batch in read_columns(path, _COLUMNS, BATCH_ROWS):
         metadata = batch.column("metadata")
-        order += [order_hash(settings.seed, row_id) for row_id in batch.column("id").to_pylist()]
-        held_out += [is_held_out(group, settings.eval_share) for group in metadata.field("group").to_pylist()]
-        supervised += (
-            metadata.field("reasoning_tokens").to_numpy() + metadata.field("answer_tokens").to_numpy()
-        ).tolist()
-    return _Rows(np.array(order, np.uint64), np.array(held_out, np.bool_), np.array(supervised, np.int64))
+        order.extend(order_hash(settings.seed, row_id) for row_id in batch.column("id").to_pylist())
+        held_out.extend(
+            is_held_out(group, settings.eval_share) for group in metadata.field("group").to_pylist()
+        )
+        tokens = metadata.field("reasoning_tokens").to_numpy() + metadata.field("answer_tokens").to_numpy()
+        supervised.extend(tokens.tolist())
+    return RowsInBrief(
+        np.frombuffer(order, np.uint64),
+        np.frombuffer(held_out, np.bool_),
+        np.frombuffer(supervised, np.int64),
+    )
 
 
-def _limits(settings: MixSettings, brief: dict[str, _Rows]) -> dict[str, int]:
+def _limits(settings: MixSettings, brief: dict[str, RowsInBrief]) -> dict[str, int]:
     """Per dataset, the order hash from which training rows are left out; 2**64 takes all.
 
     With given weights every dataset supplies its share of supervised tokens without repeating a row, so the dataset that is scarcest
@@ -191,7 +200,7 @@ class _Buckets:
 
 
 def _scatter(
-    name: str, path: Path, rows: _Rows, limit: int | None, buckets: _Buckets, counts: _Counts
+    name: str, path: Path, rows: RowsInBrief, limit: int | None, buckets: _Buckets, counts: _Counts
 ) -> None:
     """Sorts one dataset's rows into the buckets. limit: as in _limits, None for a dataset that gives nothing."""
     start = 0

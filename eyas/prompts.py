@@ -16,7 +16,7 @@ import json
 import sqlite3
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -57,6 +57,7 @@ class PromptsReport(Record, frozen=True):
     asked: the row count of the config, or null for all. not_taken: rows beyond it, which nobody looked at for duplicates
     and evaluation sets. skipped: rows by reason. evaluation: the sets that prompts were held against.
     turns: of the used conversations, all together; as many as are used where only the first is asked for.
+    keys: KeysDigest of the used prompts, in the fixed order.
     """
 
     dataset: str
@@ -64,6 +65,7 @@ class PromptsReport(Record, frozen=True):
     rows_read: int
     used: int
     turns: int
+    keys: str
     not_taken: int
     skipped: dict[str, int]
     files: list[FileReport]
@@ -128,6 +130,7 @@ def prompts(
         selection = Selection(settings, index, sorter.database, sorter.count)
         left_out: Counter[str] = Counter()
         turns = 0
+        keys = KeysDigest()
         with recordfile.Writer[Prompt](out) as writer:
             for prompt in sorter.sorted():
                 if writer.rows == settings.rows:
@@ -137,6 +140,7 @@ def prompts(
                     left_out[taken] += 1
                 else:
                     turns += 1 + len(taken.turns)
+                    keys.add(taken.key)
                     writer.write(taken)
             skipped += left_out
             if not writer.rows:
@@ -147,6 +151,7 @@ def prompts(
         rows_read=sum(file.rows for file in read),
         used=writer.rows,
         turns=turns,
+        keys=keys.hex(),
         not_taken=usable - writer.rows - left_out.total(),
         skipped=dict(sorted(skipped.items())),
         files=read,
@@ -156,6 +161,21 @@ def prompts(
     with recordfile.atomic(report) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+class KeysDigest:
+    """SHA-256 of keys in their order, each with a line break: who has equal ones has the same prompts in the same order."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digest = hashlib.sha256()
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: str) -> None:
+        self._digest.update(f"{key}\n".encode())
+
+    def hex(self) -> str:
+        return self._digest.hexdigest()
 
 
 def _report(path: Path, name: str, rows: int) -> FileReport:

@@ -1,14 +1,13 @@
 """The stats stage: how long the answers of one dataset are, what became of them, and whether the books balance.
 
 Deterministic: counts are exact, fractions are rounded to three decimals, keys are sorted, no times. Of token counts, how often
-each occurs is kept; of prompts, eight bytes each.
+each occurs is kept, and of prompts one digest over all keys: memory does not grow with the rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from eyas.columns import read_columns
 from eyas.config import StatsSettings
 from eyas.errors import EyasError
 from eyas.fit import Counts, Fit, fit_of, sum_counts
-from eyas.prompts import PromptsReport
+from eyas.prompts import KeysDigest, PromptsReport
 from eyas.recordfile import atomic, read_records
 from eyas.records import Outcome, unit_id
 
@@ -144,30 +143,17 @@ def _read_json(path: Path, kind: type[T]) -> T:
 # --- the books ---------------------------------------------------------------------------------------------------
 
 
-class Names:
-    """Different names, in 8 bytes each: their hashes."""
-
-    def __init__(self) -> None:
-        self._hashes = array("Q")
-
-    def add(self, name: str) -> None:
-        self._hashes.append(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
-
-    def __len__(self) -> int:
-        hashes = np.asarray(self._hashes)
-        hashes.sort()  # in place: the order means nothing
-        return min(1, len(hashes)) + int(np.count_nonzero(hashes[1:] != hashes[:-1]))
-
-
 @dataclass
 class Ledger:
     """What the outcomes say. A conversation's stand together, so only those of one are in memory.
 
-    keys: conversations. turns: of all of them together. answered: digest of the units that are, in their order.
+    conversations: those that follow each other under one key; keys: their KeysDigest. turns: of all of them together.
+    answered: digest of the units that are, in their order.
     """
 
     rows: int = 0
-    keys: Names = field(default_factory=Names)
+    conversations: int = 0
+    keys: str = ""
     turns: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -175,7 +161,7 @@ class Ledger:
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Ledger:
-        ledger, answered = cls(), hashlib.sha256()
+        ledger, keys, answered = cls(), KeysDigest(), hashlib.sha256()
         for key, conversation in groupby(outcomes, lambda outcome: outcome.key):
             turns = set()
             for outcome in conversation:
@@ -186,9 +172,10 @@ class Ledger:
                 turns.add(outcome.turn)
                 if outcome.status == "answered":
                     answered.update(f"{unit_id(key, outcome.turn, outcome.sample)}\n".encode())
-            ledger.keys.add(key)
+            ledger.conversations += 1
+            keys.add(key)
             ledger.turns += len(turns)
-        ledger.answered = answered.hexdigest()
+        ledger.keys, ledger.answered = keys.hex(), answered.hexdigest()
         return ledger
 
     def planned(self, samples: int) -> int:
@@ -243,7 +230,7 @@ def balance(
     accepted = table.tally("accepted", True).rows
     equal: list[tuple[int, str, int, str, Path]] = [
         (prompts.rows_read, "source rows were read", read, "are used, not taken or skipped", prompts_report),
-        (prompts.used, "prompts are in use", len(ledger.keys), "have outcomes", outcomes),
+        (prompts.used, "prompts are in use", ledger.conversations, "have outcomes", outcomes),
         (prompts.turns, "turns are in use", ledger.turns, "have outcomes", outcomes),
         (ledger.planned(settings.samples), "answers are planned", ledger.rows, "have an outcome", outcomes),
         (ledger.statuses["answered"], "outcomes are `answered`", rows, "have a verdict", verdicts),
@@ -259,6 +246,11 @@ def balance(
         ),
         None,
     )
+    if wrong is None and ledger.keys != prompts.keys:
+        wrong = (
+            f"{prompts.used:,} prompts have outcomes, but not those of {prompts_report}, or in another order",
+            outcomes,
+        )
     if wrong is None and ledger.answered != table.units:
         wrong = f"{rows:,} answers are judged, but not those of {outcomes}, or in another order", verdicts
     if wrong is not None:

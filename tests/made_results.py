@@ -11,7 +11,7 @@ from eyas.export import export
 from eyas.fit import mix_fit
 from eyas.mix import MixReport, SideCounts
 from eyas.plugins import registry
-from eyas.prompts import FileReport, PromptsReport
+from eyas.prompts import FileReport, KeysDigest, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Origin, Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict, unit_id
 from eyas.tables import write_table
@@ -63,14 +63,15 @@ def write_dataset(
     """
     folder.mkdir(parents=True)
     answered = [Outcome(key=v.key, turn=v.turn, sample=v.sample, status="answered") for v in verdicts]
-    outcomes = [*answered, *others]
-    keys = list(dict.fromkeys(outcome.key for outcome in outcomes))
+    keys = list(dict.fromkeys(outcome.key for outcome in [*answered, *others]))
+    outcomes = sorted([*answered, *others], key=lambda outcome: keys.index(outcome.key))
     report = PromptsReport(
         dataset=folder.name,
         asked=len(keys),
         rows_read=len(keys) + 3,
         used=len(keys),
         turns=len({(outcome.key, outcome.turn) for outcome in outcomes}),
+        keys=KeysDigest(keys).hex(),
         not_taken=1,
         skipped={"no user turn": 2},
         files=[FileReport(name="part-0.jsonl", rows=len(keys) + 3, sha256=SHA)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,13 @@ from fake_sglang import make_model
 from helpers import prompt
 from stage import Served, Stage, fake_server
 
-from eyas.adopt import ALREADY, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
+from eyas.adopt import ALREADY, NAMELESS, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
 from eyas.config import Stages, fingerprint, load
 from eyas.errors import EyasError
 from eyas.generate import generate
 from eyas.journal import Journal
 from eyas.recordfile import read_records, write_records
-from eyas.records import Prompt, Response
+from eyas.records import Finish, Prompt, Response
 from eyas.render import Renderer
 from eyas.tokenizer import load_tokenizer
 
@@ -156,7 +157,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ids": ({"output_ids": [70, 999_999, 2]}, "ids outside the vocabulary, or none at all"),
     "prompt": ({"prompt_ids": [1, 70, 71]}, OTHER_IDS),
     "key": ({"key": "nobody"}, UNKNOWN),
-    "nameless": ({"key": None}, "neither key nor messages tell its prompt"),
+    "nameless": ({"key": None}, NAMELESS),
+    "half a character": ({"key": "\ud83d"}, NAMELESS),
+    "half a character said": ({"key": None, "messages": [{"role": "user", "content": "\ud83d"}]}, NAMELESS),
     "sample": ({"sample": 2}, "more answers than the config's samples"),
 }
 
@@ -192,6 +195,42 @@ def test_responses_of_a_run_with_other_settings_are_refused_by_the_name_of_the_f
     (tmp_path / "results" / "summary").mkdir()
     (tmp_path / "results" / "summary" / "manifest.json").write_text(json.dumps(manifest))
     assert taken(stage, there / "responses.jsonl.zst", None).refused == {"sampling.top_p differs": 12}
+
+
+def test_an_end_token_at_the_limit_is_an_end_as_the_engines_count_it(
+    made: Stage, served: Served, tmp_path: Path
+) -> None:
+    one = made.responses()[0]
+    whole = [70] * 399 + one.output_ids[-1:]
+    records = [
+        foreign(made, one, output_ids=whole, finish="length"),
+        foreign(made, made.responses()[1], output_ids=[70] * 400, finish="length"),
+    ]
+    stage = fresh(tmp_path / "run")
+    assert taken(stage, write(tmp_path / "other.jsonl", records), served.url).answers == 2
+    with Journal(stage.paths.journal) as journal:
+        entries = [journal.answered(made.responses()[at].request) for at in (0, 1)]
+    assert [entry and entry.reply.finish for entry in entries] == [
+        Finish(type="stop", matched=whole[-1]),
+        Finish(type="length"),
+    ]
+
+
+def test_memory_does_not_grow_with_the_records(made: Stage, tmp_path: Path) -> None:
+    one = made.responses()[0]
+    peaks = []
+    for count in (2_000, 20_000):
+        stage = fresh(tmp_path / str(count))
+        file = tmp_path / f"{count}.jsonl.zst"
+        strangers = (msgspec.structs.replace(one, key=f"stranger {n}") for n in range(count))
+        write_records(file, strangers)
+        tracemalloc.start()
+        try:
+            assert taken(stage, file, None).refused == {UNKNOWN: count}
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_a_file_that_cannot_be_read_is_named(made: Stage, served: Served, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from eyas.config import StatsSettings, TrainSettings
 from eyas.errors import EyasError
 from eyas.journal import Answered
 from eyas.progress import read_progress
-from eyas.prompts import FileReport, PromptsReport
+from eyas.prompts import FileReport, KeysDigest, PromptsReport
 from eyas.recordfile import write_records
 from eyas.records import Message, Prompt, TrainRow, Turn
 from eyas.stats import DatasetStats, stats
@@ -112,6 +112,7 @@ def books(made: Stage, samples: int = 1) -> tuple[DatasetStats, list[TrainRow]]:
         rows_read=len({o.key for o in made.outcomes()}),
         used=len({o.key for o in made.outcomes()}),
         turns=asked // samples,
+        keys=KeysDigest(dict.fromkeys(o.key for o in made.outcomes())).hex(),
         not_taken=0,
         skipped={},
         files=[FileReport(name="f", rows=1, sha256="0" * 64)],

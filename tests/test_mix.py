@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from eyas.config import MixSettings
 from eyas.errors import EyasError
-from eyas.mix import MixReport, is_held_out, mix, order_hash
+from eyas.mix import MixReport, is_held_out, mix, order_hash, rows_in_brief
 from eyas.records import TrainMetadata, TrainRow
 from eyas.tables import read_table, write_table
 from eyas.train import SCHEMA
@@ -257,3 +258,17 @@ def test_datasets_without_any_rows_give_tables_without_rows(made: Callable[..., 
 def test_a_weighted_dataset_without_rows_is_an_error(made: Callable[..., Mixed], tables: Tables) -> None:
     with pytest.raises(EyasError, match=r"mix\.weights\.d: the dataset has no training rows.*leave it out"):
         made(tables={**tables, "d": []}, weights={"a": 1.0, "d": 1.0})
+
+
+def test_the_mix_keeps_a_few_bytes_a_row(tmp_path: Path) -> None:
+    rows = 30_000
+    write_table(tmp_path / "train.parquet", SCHEMA, [row("a", n) for n in range(rows)])
+    settings = MixSettings(datasets=["a"], weights=None, eval_share=0.1, seed=0)
+    tracemalloc.start()
+    try:
+        brief = rows_in_brief(tmp_path / "train.parquet", settings)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(brief.order) == len(brief.held_out) == len(brief.supervised) == rows
+    assert most < 40 * rows

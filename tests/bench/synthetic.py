@@ -130,11 +130,16 @@ def pool(size: int, tokens: int | None = None) -> list[Answer]:
     return answers
 
 
+def key(n: int) -> str:
+    """Of the n-th prompt, from 0."""
+    return f"{n:016x}-0"
+
+
 def prompts(count: int) -> Iterator[Prompt]:
     """`count` different prompts, in the fixed order."""
     for n, answer in zip(range(count), _endless(count), strict=False):
         yield Prompt(
-            key=f"{n:016x}-0",
+            key=key(n),
             messages=[Message(role="user", content=f"{n}{answer.prompt}")],
             turns=[],
             tools=[],

@@ -26,7 +26,7 @@ def peak(operation: str, folder: Folder) -> int:
 
 @pytest.fixture(scope="module")
 def tenth(rows: int, tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    return Folder(tmp_path_factory.mktemp("tenth"), rows // 10)
+    return Folder(tmp_path_factory.mktemp("tenth"), max(1, rows // 10))
 
 
 @pytest.mark.parametrize("operation", ["append", "finalise", "validate", "train", "stats"])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import synthetic
 from conftest import FULL
 
@@ -158,6 +159,17 @@ def run(folder: Path, count: int, tokens: int) -> dict[str, Cost]:
     return costs
 
 
+def scaled(count: int, rows: int, share: int) -> int:
+    """Rows of a shape that has `count` at full size, at one of `share` parts of the size asked for; never none."""
+    return max(1, count * rows // FULL // share)
+
+
+@pytest.mark.parametrize("rows", [1, 49, FULL])
+def test_no_shape_is_empty_at_any_size(rows: int) -> None:
+    assert all(scaled(count, rows, 10) >= 1 for count, _ in SHAPES.values())
+    assert [scaled(count, FULL, 1) for count, _ in SHAPES.values()] == [1_000_000, 20_000]
+
+
 def test_a_million_short_and_twenty_thousand_long_answers_in_ten_minutes_and_flat_memory(
     rows: int, full: bool, tmp_path: Path, benchmark: Any, tell: Callable[..., None]
 ) -> None:
@@ -166,7 +178,7 @@ def test_a_million_short_and_twenty_thousand_long_answers_in_ten_minutes_and_fla
         costs = {}
         for shape, (count, tokens) in SHAPES.items():
             folder = tmp_path / f"{shape}-{share}"
-            for stage, cost in run(folder, count * rows // FULL // share, tokens).items():
+            for stage, cost in run(folder, scaled(count, rows, share), tokens).items():
                 costs[shape, stage] = cost
             shutil.rmtree(folder)
         return costs
