@@ -49,8 +49,12 @@ $(SGLANG)/installed: tests/sglang_cpu/requirements.txt $(wildcard tests/sglang_c
 	@touch $@
 
 trainers: .trainers/installed  ## The trainers' own code, beside the SGLang for CPUs, whose torch it takes; for tests
+
+# Anew each time: pip leaves what it finds in a target folder.
 .trainers/installed: tests/trainers.txt $(SGLANG)/installed
-	$(SGLANG)/bin/python -m pip install --quiet --no-deps --require-hashes --target .trainers -r tests/trainers.txt
+	@echo "Installing the trainers' own code into .trainers: 250 MB, a minute"
+	@rm -rf .trainers
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target .trainers -r $<
 	@touch $@
 
 $(TINY)/config.json: tests/sglang_cpu/make_tiny.py $(SGLANG)/installed

@@ -18,7 +18,8 @@ PYTHON, TRAINERS = ROOT / ".venv-sglang/bin/python", ROOT / ".trainers"
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.skipif(
-        not (PYTHON.exists() and TRAINERS.exists()), reason="no trainers in .trainers (make trainers)"
+        not (PYTHON.exists() and (TRAINERS / "installed").exists()),
+        reason="no trainers in .trainers (make trainers)",
     ),
 ]
 Rows = list[list[list[int]]]
@@ -72,8 +73,9 @@ def test_specforge_renders_our_ids_where_it_adds_no_system_message(exports: tupl
     assert (len(seen), len(same)) == (report.rows, report.same_ids) == (11, 5)
 
 
+@pytest.mark.parametrize("way", ["online", "streaming"])
 def test_model_optimizer_renders_our_ids_and_learns_the_answer_without_its_end(
-    exports: tuple[Made, Path],
+    exports: tuple[Made, Path], way: str
 ) -> None:
     made, top = exports
     own = []
@@ -82,5 +84,5 @@ def test_model_optimizer_renders_our_ids_and_learns_the_answer_without_its_end(
             own.append([row.input_ids, [*row.loss_mask[:-1], 0]])
         elif row.id.startswith("d/late"):
             own.append([[*row.input_ids, *made.target.encode("<|im_end|>")], [*row.loss_mask, 0]])
-    seen = read("Model-Optimizer", top)
+    seen = read(f"Model-Optimizer, {way}", top)
     assert sorted(seen) == sorted(own) and len(seen) == made.export("modelopt")[1].rows == 12

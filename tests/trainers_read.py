@@ -56,11 +56,18 @@ def read(reader, exports):
                 counted[token] = counted.get(token, 0) + 1
         assert torch.load(paths["speculators"] + "/token_freq.pt", weights_only=True) == counted
         return [numbers((row["input_ids"], row["loss_mask"])) for row in rows]
-    assert reader == "Model-Optimizer"
     from datasets import load_dataset
-    from modelopt.torch.utils.plugins.transformers_dataset import LanguageDataCollator
 
     template = Path(paths["modelopt"], "chat_template.jinja").read_text(encoding="utf-8")
+    conversations = load_dataset("json", data_files=paths["modelopt"] + "/conversations.jsonl", split="train")
+    if reader == "Model-Optimizer, streaming":
+        from modelopt.torch.speculative.plugins.hf_streaming_dataset import _tokenize_with_loss_mask
+
+        tokenizer.chat_template = template
+        return [numbers(_tokenize_with_loss_mask(tokenizer, row["messages"], True)) for row in conversations]
+    assert reader == "Model-Optimizer, online"
+    from modelopt.torch.utils.plugins.transformers_dataset import LanguageDataCollator
+
     collate = LanguageDataCollator(
         tokenizer,
         train_len=512,
@@ -70,7 +77,7 @@ def read(reader, exports):
         return_labels=True,
     )
     found = []
-    for row in load_dataset("json", data_files=paths["modelopt"] + "/conversations.jsonl", split="train"):
+    for row in conversations:
         batch = collate([row])
         kept = batch["attention_mask"][0].bool()
         labels = batch["labels"][0][kept]
