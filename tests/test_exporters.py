@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from exported import CALL, Made, add_talks, kimi, kimi_model, qwen3, qwen3_model, system, user
+from exported import CALL, TOOL, Made, add_talks, kimi, kimi_model, qwen3, qwen3_model, system, user
 from kimi import make_folder
 from real_tokenizers import folder as real
 
@@ -404,6 +404,19 @@ def test_kimi_has_an_empty_block_before_an_earlier_answer(tmp_path: Path) -> Non
     ]
     _, report = made.export("modelopt")
     assert (report.same_ids_share, report.reasoning_share, report.same_mask) == (1, 1, 0)
+
+
+def test_modelopt_gets_tools_that_only_a_tokenizers_code_can_spell(tmp_path: Path) -> None:
+    """Kimi's template has them from its Python code, which Model-Optimizer gives no tools."""
+    made = Made(tmp_path, kimi_model(make_folder(tmp_path / "tokenizer")))
+    section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    section += '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'
+    row = made.add("tool", [user("Rain?")], f"I ask.</think>{section}<|im_end|>", tools=(TOOL,))
+    assert "tool_declare" in made.asked(row) and "weather" in made.asked(row)
+    report = made.export("modelopt")[1]
+    assert (report.rows, report.same_ids, report.reasoning_kept) == (1, 1, 1)
+    left = made.export("torchspec")[1].left_out
+    assert set(left) == {"the format has no tool definitions"}
 
 
 def test_words_of_a_question_do_not_stand_in_for_reasoning_that_is_lost(tmp_path: Path) -> None:
