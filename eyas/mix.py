@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eyas.columns import read_columns
 from eyas.config import MixSettings
 from eyas.errors import EyasError
 from eyas.fit import MixFit, mix_fit
 from eyas.recordfile import atomic, scratch
-from eyas.tables import GROUP_ROWS, new_parquet, open_parquet
+from eyas.tables import GROUP_IDS, GROUP_ROWS, new_parquet, open_parquet
 from eyas.train import SCHEMA
 
 BUCKET_TOKENS = 8_000_000  # token slots per bucket, about 40 MB: what one sort holds in memory
@@ -87,11 +88,18 @@ def mix(settings: MixSettings, trains: list[Path], train: Path, evaluation: Path
                 new_parquet(temporary, SCHEMA) as writer,
             ):
                 for table in buckets.sorted(side):
-                    writer.write_table(table, row_group_size=GROUP_ROWS)
+                    writer.write_table(table, row_group_size=_group_rows(table))
     result = MixReport(counts.train, counts.eval, counts.dropped_by_weights, mix_fit(train))
     with atomic(report) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
+
+
+def _group_rows(table: pa.Table) -> int:
+    """Rows per row group, by their mean length; a function of the rows alone."""
+    ids: int = pc.sum(pc.list_value_length(table["input_ids"])).as_py() or 1
+    rows: int = table.num_rows
+    return max(1, min(GROUP_ROWS, rows * GROUP_IDS // ids))
 
 
 def order_hash(seed: int, row_id: str) -> int:

@@ -29,7 +29,10 @@ from msgspec import Struct
 from eyas.errors import EyasError
 from eyas.recordfile import atomic
 
-GROUP_ROWS = 1024  # rows per row group: 4 MB of ids at 1,000 a row
+# A row group ends at so many rows or ids. Each takes 15 kB of memory of whoever opens the file, so a million short rows
+# must not make a thousand of them.
+GROUP_ROWS = 8_192
+GROUP_IDS = 1 << 20
 READ_ROWS = 128  # rows that are Python objects at one time; an id takes 36 bytes as such
 LEVEL = 3
 SEAL = b"EyasSeal"
@@ -118,11 +121,12 @@ def _repeating(field: pa.Field, prefix: str = "") -> Iterator[str]:
 class TableWriter(Generic[T]):
     """Writes records to a Parquet file; use as a context manager. The file appears when the block succeeds.
 
-    schema: the record's fields by name; a nested record is a pa.struct. group_rows: rows per row group.
+    schema: the record's fields by name; a nested record is a pa.struct. group_rows: rows per row group, fewer where
+    those hold GROUP_IDS ids.
     """
 
     def __init__(self, path: str | Path, schema: pa.Schema, group_rows: int = GROUP_ROWS) -> None:
-        self.rows = 0
+        self.rows = self._waiting = 0
         self._path, self._schema, self._group_rows = path, schema, group_rows
         self._records = _Records(pa.struct(list(schema)))
 
@@ -140,17 +144,19 @@ class TableWriter(Generic[T]):
         except _Misfit as misfit:
             raise EyasError(f"{self._path}: row {self.rows + 1}: {misfit}") from None
         self.rows += 1
-        if self.rows % self._group_rows == 0:
+        self._waiting += 1
+        if self._waiting == self._group_rows or self._records.ids >= GROUP_IDS:
             self._flush()
 
     def _flush(self) -> None:
+        self._waiting = 0
         self._file.write_table(pa.Table.from_arrays(self._records.take().flatten(), schema=self._schema))
 
     def __exit__(self, *exception: Any) -> bool | None:
         if exception[0] is not None:
             return self._stack.__exit__(*exception)
         with self._stack:
-            if self.rows % self._group_rows:
+            if self._waiting:
                 self._flush()
         return None
 
@@ -254,7 +260,13 @@ class _IntegerLists:
     def __init__(self, field: pa.Field) -> None:
         self._field = field
         self._code = _CODES[field.type.value_type]
+        self._width = struct.calcsize(f"={self._code}")
         self._clear()
+
+    @property
+    def ids(self) -> int:
+        """How many wait."""
+        return len(self._buffer) // self._width
 
     def _clear(self) -> None:
         self._buffer, self._lengths = bytearray(), array.array("i")
@@ -284,10 +296,16 @@ class _Records:
     def __init__(self, kind: pa.StructType) -> None:
         self._fields = [kind.field(index) for index in range(kind.num_fields)]
         self._columns = [_column(field) for field in self._fields]
+        self._lists = [column for column in self._columns if isinstance(column, _IntegerLists)]
         self._parts = [
             (attrgetter(field.name), column.add)
             for field, column in zip(self._fields, self._columns, strict=True)
         ]
+
+    @property
+    def ids(self) -> int:
+        """How many ids wait, in the column that has most."""
+        return max((column.ids for column in self._lists), default=0)
 
     def add(self, record: Struct) -> None:
         for get, add in self._parts:

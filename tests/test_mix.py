@@ -222,6 +222,15 @@ def test_several_buckets_give_the_same_rows_in_the_same_order(
     ]
 
 
+def test_row_groups_hold_so_many_ids_and_no_fewer_rows_than_that(
+    made: Callable[..., Mixed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.mix.GROUP_IDS", 1_000)
+    file = pq.ParquetFile(made("one", weights=None).out[0])
+    ids = sum(map(len, file.read(["input_ids"])["input_ids"]))
+    assert ids / 1_000 <= file.num_row_groups <= 1.2 * ids / 1_000 + 1
+
+
 def test_a_dataset_without_rows_is_counted_and_harmless(made: Callable[..., Mixed], tables: Tables) -> None:
     mixed, without = made(tables={**tables, "d": []}), made("without")
     assert (mixed.train, mixed.eval) == (without.train, without.eval)

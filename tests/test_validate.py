@@ -373,6 +373,19 @@ def test_what_is_written_is_read(tmp_path: Path, made: list[Row], batch: int) ->
     assert pq.ParquetFile(tmp_path / "t").num_row_groups == -(-len(made) // batch)
 
 
+@pytest.mark.parametrize(("count", "groups"), [(3, [3]), (50, [6, 6, 6, 6, 6, 6, 6, 6, 2])])
+def test_a_row_group_ends_at_so_many_ids_or_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, groups: list[int]
+) -> None:
+    from eyas.train import SCHEMA
+
+    monkeypatch.setattr("eyas.tables.GROUP_IDS", 1_700)  # rows have 300
+    write_table(tmp_path / "t", SCHEMA, train_rows(count))
+    told = pq.ParquetFile(tmp_path / "t").metadata
+    assert [told.row_group(at).num_rows for at in range(told.num_row_groups)] == groups
+    assert sum(1 for _ in read_table(tmp_path / "t", TrainRow)) == count
+
+
 @pytest.mark.parametrize(
     ("numbers", "mask", "message"),
     [

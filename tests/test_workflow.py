@@ -45,6 +45,20 @@ STAGES = ("prompts_of_dataset", "generate", "validate", "train_of_dataset", "sta
 TAIL = Counter({"mix": 1, "export train": 2, "summary": 1})
 
 
+def talks(dataset: str, count: int) -> list[dict[str, Any]]:
+    """Conversations of two questions each, in the OpenAI shape."""
+    said = (
+        ("user", "{} question {}: why?"),
+        ("assistant", "old answer"),
+        ("user", "And?"),
+        ("assistant", "old"),
+    )
+    return [
+        {"messages": [{"role": role, "content": text.format(dataset, n)} for role, text in said]}
+        for n in range(count)
+    ]
+
+
 def onward(stage: str, *datasets: str) -> Counter[str]:
     """The jobs of `datasets` from `stage` on."""
     return Counter(f"{later} {name}" for name in datasets for later in STAGES[STAGES.index(stage) :])
@@ -57,7 +71,7 @@ class Called(Run):
     """A run in `folder` of the workflow in `code`, called in one of the WAYS.
 
     alpha takes the first rows of a file of 5 MB; Snakemake's own default compares such files by time alone. beta takes
-    all rows of a small one. gamma's file is shipped with the workflow, and it has a budget.
+    all rows of a small one, whose conversations go on. gamma's file is shipped with the workflow, and it has a budget.
     """
 
     def __init__(self, way: str, folder: Path, code: Path, server: Run, url: str) -> None:
@@ -65,7 +79,8 @@ class Called(Run):
         self.way, self.code, self.record = way, code, server.record
         self.cwd = code if way == "directory" else folder
         self.add_dataset("alpha", [{**row, "response": "so on, " * 32_000} for row in evol_rows("alpha", 25)])
-        self.add_dataset("beta", evol_rows("beta", 4))
+        self.add_dataset("beta", talks("beta", 4))
+        self.config["datasets"]["beta"]["source"] = {"name": "chat"}
         self.add_dataset("gamma", evol_rows("gamma", 12))
         (code / SHIPPED).parent.mkdir(parents=True)
         (folder / "data/gamma.jsonl").rename(code / SHIPPED)
@@ -208,7 +223,7 @@ def strict_check(run: Called) -> None:
 
 
 def more_rows(run: Called) -> None:
-    rows = evol_rows("beta", 6)
+    rows = talks("beta", 6)
     run.write_rows("beta", [*rows[:2], *rows[4:], *rows[2:4]])
     run.config["datasets"]["alpha"]["rows"] += 2
 
@@ -258,6 +273,17 @@ CHANGES = [
     Change("a dataset removed", lambda run: run.config["datasets"].pop("beta"), TAIL),
 ]
 
+# Rows that say the same in every way of calling.
+IN_ONE_WAY = [
+    Change(
+        "turns of one dataset, from the first to all",
+        lambda run: run.config["datasets"]["beta"].update(turns="all"),
+        onward("prompts_of_dataset", "beta") + TAIL,
+        {"beta": 4},
+        undone=onward("prompts_of_dataset", "beta") + TAIL,
+    )
+]
+
 
 @plain
 @pytest.mark.parametrize("name", DECIDE_NOTHING)
@@ -271,6 +297,16 @@ def test_what_decides_nothing_runs_nothing(finished: Finished, name: str) -> Non
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
 def test_a_change_runs_exactly_what_it_makes_stale(finished: Finished, change: Change) -> None:
+    try_out(change, finished)
+
+
+@plain
+@pytest.mark.parametrize("change", IN_ONE_WAY, ids=lambda change: change.name)
+def test_another_change_runs_exactly_what_it_makes_stale(finished: Finished, change: Change) -> None:
+    try_out(change, finished)
+
+
+def try_out(change: Change, finished: Finished) -> None:
     run = finished.fresh()
     before, config = run.answers(), copy.deepcopy(run.config)
     change.make(run)
