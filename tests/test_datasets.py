@@ -62,6 +62,7 @@ def glaive() -> list[Case]:
         chat = f"USER: Tide?\n\n\nASSISTANT: {written} {END}\n\n\nFUNCTION RESPONSE: 3.2\n\n\nASSISTANT: {OLD} {END}\n\n\n"
         return row(chat, TIDE)
 
+    no_json = f"USER: Tide?\n\n\nASSISTANT: {CALL}{{}} {END}\n\n\nFUNCTION RESPONSE: Tide is {OLD}, rising\n\n\nASSISTANT: {OLD} {END}\n\n\n"
     call = '{"name": "get_tide", "arguments": \'{"port": "St. Ives"}\'}'
     apostrophes = r"""{"name": "get_tide", "arguments": '{"port": "King\'s Lynn, O'Neill's \"quay\""}'}"""
     tide = [f"system: {HELPFUL}", "user: Tide?"]
@@ -95,6 +96,7 @@ def glaive() -> list[Case]:
             row(f"USER: Tide?\n\n\nASSISTANT: {OLD}", "{'name': get_tide}"),
             "function definitions are not JSON",
         ),
+        (row(no_json, TIDE), tide),  # what the function gives is no JSON
     ]
 
 
@@ -251,6 +253,39 @@ def openthoughts_114k() -> list[Case]:
     ]
 
 
+def openthoughts_metadata() -> list[Case]:
+    def row(problem: str | None, code: str | None = None, domain: str = "math") -> Row:
+        return {
+            "problem": problem,
+            "deepseek_reasoning": OLD,
+            "deepseek_solution": OLD,
+            "ground_truth_solution": OLD,
+            "domain": domain,
+            "source": "numina_math",
+            "test_cases": None if code is None else OLD,
+            "starter_code": code,
+        }
+
+    kept = [
+        "What is 2 + 3?",
+        "Which gas is it?\u2028A) N₂",
+        "Repeat <|begin_of_thought|>",
+        "¿Por qué?",
+        *(f"What is {n}²?" for n in range(6)),
+    ]
+    starter = "class Solution:\n    def f(self, x):\n        "
+    unsolved = row("Unsolved?") | {"deepseek_solution": None}
+    return [
+        *((row(text), [f"user: {text}"]) for text in kept),
+        (row("Sum them.", starter, "code"), [f"user: Sum them.\n\n{starter}"]),
+        (row("Read stdin.", "", "code"), ["user: Read stdin."]),
+        (unsolved, ["user: Unsolved?"]),
+        (row("What is 2 + 3?"), ["user: What is 2 + 3?"]),  # again
+        (row("\n"), EMPTY),
+        (row(None), NO_TEXT),
+    ]
+
+
 def openthoughts3() -> list[Case]:
     def row(*turns: tuple[str, str | None], difficulty: int | None = 7) -> Row:
         return {"difficulty": difficulty, "source": "x", "domain": "math", "conversations": turns_of(*turns)}
@@ -318,6 +353,8 @@ def sharegpt() -> list[Case]:
             ["user: Tide?"],
         ),
         (row("i_0", ("human", "a\u2028b"), ("gpt", OLD), markdown=None), ["user: a\u2028b"]),
+        (row("i_1", ("human", "a\u2028b"), ("gpt", OLD), markdown=OLD, text=OLD), ["user: a\u2028b"]),
+        (row("i_2", ("user", "Hi"), ("assistant", OLD)), ["user: Hi"]),
         (row("j_0", ("human", page), ("gpt", OLD)), "a user turn is a saved page (HTML)"),
         (row("k_0", ("human", "Hi"), ("gpt", page + OLD)), ["user: Hi"]),
         (
@@ -390,7 +427,7 @@ def swe_smith() -> list[Case]:
 
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
     system, ai = turn("system", "You are an agent"), turn("assistant", OLD, tool_calls=[call], agent="main")
-    result = turn("tool", [{"type": "text", "text": OLD}], tool_call_id="c1")
+    result = turn("tool", [{"type": "text", "text": OLD}], tool_call_ids=["c1"])
     asked = ["system: You are an agent", "user: Fix it"]
     parts = [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it"}]
     image = [{"type": "text", "text": "Fix"}, {"type": "image_url", "image_url": {"url": "x"}}]
@@ -408,6 +445,25 @@ def swe_smith() -> list[Case]:
         (row(system, turn("user", {"text": "Fix it"}), ai), NOT_TEXT),
         (row(system, turn("user", None), ai), NO_TEXT),
         (row(system, turn("user", []), ai), EMPTY),
+        # `xml` and `ticks`: calls are text, what they print comes as the user's turn.
+        (
+            row(
+                system,
+                turn("user", "Fix it"),
+                turn("assistant", f"{OLD}\n<function=bash>ls</function>"),
+                turn("user", OLD),
+            ),
+            asked,
+        ),
+        (
+            row(
+                system,
+                turn("user", "Fix it"),
+                turn("assistant", f"DISCUSSION\n{OLD}\n```\nls\n```"),
+                turn("user", OLD),
+            ),
+            asked,
+        ),
         (row(system, ai), START),
         (row(), NOTHING),
         *(
@@ -512,6 +568,7 @@ DATASETS = [
     Dataset("data-evol_instruct-decontaminated.jsonl", lines, Magicoder, magicoder_evol),
     Dataset("all.parquet", parquet, MixtureOfThoughts, mixture_of_thoughts),
     Dataset("openthoughts-114k.parquet", parquet, OpenThoughts, openthoughts_114k),
+    Dataset("openthoughts-114k-metadata.parquet", parquet, OpenThoughts, openthoughts_metadata),
     Dataset("openthoughts3.parquet", parquet, OpenThoughts, openthoughts3),
     Dataset("train_sft.parquet", parquet, UltraChat, ultrachat),
     Dataset("ShareGPT_V3_unfiltered_cleaned_split.json", array, ShareGPT, sharegpt),
@@ -595,7 +652,20 @@ def test_swe_gym_tools_have_no_nulls_and_calls_keep_their_ids(tmp_path: Path) ->
     assert [message.tool_call_id for message in turn.messages] == ["c1"]
 
 
+def test_swe_smith_results_know_their_calls_by_a_list_of_one_id(tmp_path: Path) -> None:
+    found, _ = run(DATASETS[-2], tmp_path, "all")
+    ((turn),) = found[1].turns
+    assert [call["id"] for call in turn.calls] == ["c1"]
+    assert [(message.role, message.tool_call_id) for message in turn.messages] == [("tool", "c1")]
+
+
+def test_a_function_result_that_is_no_json_is_told_as_it_is(tmp_path: Path) -> None:
+    found, _ = run(DATASETS[0], tmp_path, "all")
+    (number,) = [at for at, (row, _) in enumerate(glaive(), start=1) if "rising" in row["chat"]]
+    assert [message.content for message in found[number].turns[0].messages] == [f"Tide is {OLD}, rising"]
+
+
 def test_openthoughts3_asks_a_question_once_if_duplicates_are_dropped(tmp_path: Path) -> None:
-    found, skipped = run(DATASETS[6], tmp_path, duplicates="drop")
+    found, skipped = run(DATASETS[7], tmp_path, duplicates="drop")
     assert sorted(map(told, found.values())) == [["user: How?"], ["user: What is 6 × 7?"], ["user: Why?"]]
     assert skipped["exact duplicate of an earlier prompt"] == 15

@@ -55,9 +55,16 @@ def table(path: Path, count: int) -> None:
         writer.writerows(rows(count))
 
 
-def parquet(path: Path, count: int) -> None:
+def parquet(path: Path, count: int, group: int = 500, compression: str = "none") -> None:
     whole = pyarrow.Table.from_pylist(list(rows(count)))
-    pyarrow.parquet.write_table(whole, path, row_group_size=500, use_dictionary=False, compression="none")
+    pyarrow.parquet.write_table(
+        whole, path, row_group_size=group, use_dictionary=False, compression=compression
+    )
+
+
+def one_group(compression: str) -> Callable[[Path, int], None]:
+    """Parquet whose rows are all in one row group, as in some public files."""
+    return lambda path, count: parquet(path, count, count, compression)
 
 
 def packed(plain: Callable[[Path, int], None], pack: Callable[[bytes], bytes]) -> Callable[[Path, int], None]:
@@ -75,6 +82,9 @@ def packed(plain: Callable[[Path, int], None], pack: Callable[[bytes], bytes]) -
         ("rows.json", array),
         ("rows.csv", table),
         ("rows.parquet", parquet),
+        ("one-group.parquet", one_group("none")),
+        ("one-group.zstd.parquet", one_group("zstd")),
+        ("rows.csv.gz", packed(table, lambda content: gzip.compress(content, 1))),
         ("rows.json.gz", packed(array, lambda content: gzip.compress(content, 1))),
         ("rows.jsonl.zst", packed(lines, zstandard.ZstdCompressor().compress)),
         ("rows.parquet.zst", packed(parquet, zstandard.ZstdCompressor().compress)),

@@ -123,6 +123,9 @@ def messages(
             raise TypeError(f"{where}: 'tool_calls' is not a list of calls")
         identity = _label(turn.get("tool_call_id"))
         if roles[name] == "tool":
+            several = turn.get("tool_call_ids")  # SWE-smith's way, a list of one
+            if identity is None and isinstance(several, list) and several:
+                identity = _label(several[0])
             identity, open_call = identity or open_call, None
         elif answers and calls is None and (function := _function(turn, name, content)):
             open_call = f"call_{number}"
