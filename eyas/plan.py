@@ -5,6 +5,7 @@ Reads what the pilots saw (eyas.pilot), makes of it what eyas.projection wants, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -151,8 +152,11 @@ def _pool(manifests: Sequence[Mapping[str, Any]], processes: int) -> Pool | None
 
 
 def _gpus(manifest: Mapping[str, Any]) -> int:
-    """GPUs of all processes of a manifest, as far as it tells."""
-    return int(manifest.get("tp_size") or 1) * int(manifest.get("pp_size") or 1) * int(manifest["processes"])
+    """GPUs of all processes of a manifest: SGLang has one for each rank. 0 on a CPU, and where nothing tells of ranks."""
+    if "tp_size" not in manifest or manifest.get("device") == "cpu":
+        return 0
+    ranks = (int(manifest.get(size) or 1) for size in ("tp_size", "dp_size", "pp_size"))
+    return math.prod(ranks) * int(manifest["processes"])
 
 
 # --- what the pilots saw, as the projection wants it ----------------------------------------------------------------

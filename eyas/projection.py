@@ -100,12 +100,12 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """gpus: that the server holds. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
+    """gpus: that the server holds; 0 for one on a CPU. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
 
     0.345 is a fit to published points of Kimi-K2.6 on eight GPUs; `whatif.step_of` tells that of a server.
     """
 
-    gpus: int = 1
+    gpus: int = 0
     exponent: float = 0.345
 
 
@@ -144,7 +144,7 @@ class Expected(Struct, frozen=True, kw_only=True):
     output_tokens are what must be generated: rejected answers and what goes beyond a budget are in it, and hours follow from
     it. accepted_tokens: what training gets. acceptance: of answers; at_limit: share of answers. hours: those that the
     server spends on it; in the total with the drain, the time at the end when fewer and fewer requests run.
-    disk in bytes. naive_hours: answers ÷ the pilot's completions per minute, as one would count by hand; null without completions.
+    gpu_hours: null without GPUs. disk in bytes. naive_hours: answers ÷ the pilot's completions per minute, as one would count by hand; null without completions.
     """
 
     responses: Interval
@@ -156,7 +156,7 @@ class Expected(Struct, frozen=True, kw_only=True):
     acceptance: Interval
     at_limit: Interval
     hours: Interval
-    gpu_hours: Interval
+    gpu_hours: Interval | None
     responses_disk: Interval
     train_disk: Interval
     hidden_disk: Interval | None
@@ -557,7 +557,7 @@ def _expected(part: _Amounts, hours: Floats, rate: Rate, machine: Machine, store
         acceptance=Interval.of(part.accepted / part.responses),
         at_limit=Interval.of(part.cut / part.responses),
         hours=Interval.of(hours),
-        gpu_hours=Interval.of(hours * machine.gpus),
+        gpu_hours=Interval.of(hours * machine.gpus) if machine.gpus else None,
         responses_disk=Interval.of(stored * store.response_bytes),
         train_disk=Interval.of(trained * store.train_bytes),
         hidden_disk=Interval.of(trained * hidden) if hidden else None,

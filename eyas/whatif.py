@@ -49,14 +49,14 @@ class Now:
 class Lever(Struct, frozen=True, kw_only=True):
     """One setting changed. saved_hours: negative if it takes longer. hours, gpu_hours: of the whole run then.
 
-    running, tokens_per_second: over all servers; running is null if the server does not tell its KV cache. answers_cut: share of
+    gpu_hours: null without GPUs. running, tokens_per_second: over all servers; running is null if the server does not tell its KV cache. answers_cut: share of
     answers that are cut at the limit and were not before. tokens_lost: share of the training tokens. cost: in words.
     """
 
     setting: str
     value: str
     hours: Interval
-    gpu_hours: Interval
+    gpu_hours: Interval | None
     saved_hours: float
     running: float | None
     tokens_per_second: float
@@ -122,8 +122,11 @@ def levers(now: Now) -> list[Lever]:
     """All levers that the engine has, the one that saves most first."""
     trial = _Trial(now)
     found = [*_of_data(now, trial), *_of_requests(now, trial), *_of_memory(now, trial)]
+    twice = "GPUs" if now.machine.gpus else "hardware"
     found.append(
-        trial.lever("servers", f"{2 * now.servers}", "no data lost, twice the GPUs", servers=2 * now.servers)
+        trial.lever(
+            "servers", f"{2 * now.servers}", f"no data lost, twice the {twice}", servers=2 * now.servers
+        )
     )
     by_length = sorted(now.observed, key=lambda one: float(one.answers.output_tokens.mean()))
     if len(by_length) > 1:

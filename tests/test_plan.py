@@ -220,6 +220,27 @@ def test_of_several_processes_each_has_its_part() -> None:
     assert made.binding is not None and made.binding.startswith("at each of 2 server processes: 5 in flight")
 
 
+@pytest.mark.parametrize(
+    ("manifest", "gpus"),
+    [
+        ({"processes": 2, "tp_size": 4, "dp_size": 2, "pp_size": 3, "device": "cuda"}, 48),
+        ({"processes": 1, "tp_size": 8, "dp_size": None, "pp_size": None}, 8),
+        ({"processes": 1, "tp_size": 1, "dp_size": 1, "device": "cpu"}, 0),
+        ({"processes": 3, "engine": "llamacpp"}, 0),
+    ],
+)
+def test_gpus_are_spoken_of_only_where_there_are_some(manifest: dict[str, Any], gpus: int) -> None:
+    made = make(settings(), [report(lengths(), 10_000, servers={"s1": manifest})])
+    total, text = made.projection.full.total, markdown(made)
+    if gpus:
+        assert total.gpu_hours is not None
+        assert total.gpu_hours.mean == pytest.approx(gpus * total.hours.mean)
+        assert "GPU-hours" in text and "twice the GPUs" in text
+    else:
+        assert total.gpu_hours is None
+        assert "GPU" not in text and "twice the hardware" in text
+
+
 def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:
     pilot = tmp_path / "a.pilot.json"
     pilot.write_bytes(msgspec.json.encode(report(lengths(), 10_000)))
@@ -227,9 +248,8 @@ def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=Plan) == made
     text = (tmp_path / "plan.md").read_text()
     assert text == markdown(made) and lead(made) in text
-    assert made.projection.full.total.gpu_hours.mean == pytest.approx(
-        8 * made.projection.full.total.hours.mean
-    )
+    total = made.projection.full.total
+    assert total.gpu_hours is not None and total.gpu_hours.mean == pytest.approx(8 * total.hours.mean)
     for what in (
         "hidden states",
         "GPU-hours",

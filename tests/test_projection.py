@@ -289,7 +289,7 @@ def test_the_drain_is_there_and_small() -> None:
 def test_gpu_hours_and_hidden_states() -> None:
     store = Store(response_bytes=2.0, train_bytes=5.0, hidden_size=7_168)
     told = plan(shared_pilot(), machine=Machine(gpus=8), store=store).full.total
-    assert told.gpu_hours.mean == pytest.approx(8 * told.hours.mean)
+    assert told.gpu_hours is not None and told.gpu_hours.mean == pytest.approx(8 * told.hours.mean)
     assert told.hidden_disk is not None
     tokens = told.accepted_tokens.mean + told.prompt_tokens.mean  # all are accepted
     assert told.hidden_disk.mean == pytest.approx(tokens * 7_168 * 4 * 2)

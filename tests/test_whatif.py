@@ -112,6 +112,7 @@ def test_a_larger_cache_and_a_smaller_reserve_run_more(table: list[Lever]) -> No
 def test_twice_the_servers_take_half_the_time_and_as_many_gpu_hours(table: list[Lever]) -> None:
     two, plain = of(table, "servers"), of(table, "concurrency")
     assert two.hours.mean == pytest.approx(plain.hours.mean / 2, rel=0.02)
+    assert two.gpu_hours is not None and plain.gpu_hours is not None
     assert two.gpu_hours.mean == pytest.approx(plain.gpu_hours.mean, rel=0.02)
     assert two.tokens_lost == 0
 

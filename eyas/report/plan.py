@@ -170,6 +170,8 @@ _TOTALS: dict[str, Callable[[Expected], str]] = {
     "accepted tokens, which training gets": lambda one: count(one.accepted_tokens),
     "GPU-hours": lambda one: (
         f"{one.gpu_hours.mean:,.1f} ({one.gpu_hours.low:,.1f} to {one.gpu_hours.high:,.1f})"
+        if one.gpu_hours
+        else ""
     ),
     "disk for journal and responses": lambda one: _disk(one.responses_disk),
     "disk for the training set": lambda one: _disk(one.train_disk),
