@@ -3,7 +3,8 @@
 Everything is drawn DRAWS times and told by the 5 %, 95 % and mean of the draws, so parts add up.
 
 Lengths: the pilot's answers get random weights (the Bayesian bootstrap, Rubin 1981), within classes of prompt size
-that are weighted as in all prompts. Answers that still ran stand for the lengths that they may reach (`censoring`).
+that are weighted as in all prompts. Answers that still ran stand for the lengths that they may reach (`censoring`), and
+answers that a small pilot has not met have a weight too (`unseen`).
 
 Rate: the pilot is a short stretch of a server whose speed drifts over hours. The logarithm of the rate is taken as a
 mean plus an Ornstein-Uhlenbeck process of known size and correlation time, and the mean rate of the run is predicted
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from eyas import censoring
+from eyas import censoring, unseen
 from eyas.errors import EyasError
 from eyas.hours import FULL_SHARE
 
@@ -374,7 +375,10 @@ def predict(hours: Floats, logs: Floats, nugget: float, drift: Drift, horizon: f
 
 @dataclass(frozen=True)
 class Means:
-    """Draws for one dataset of the mean, per answer, of each quantity; output_squares: mean square of output tokens."""
+    """Draws for one dataset of the mean, per answer, of each quantity; output_squares: mean square of output tokens.
+
+    known: the same means of the pilot's own answers.
+    """
 
     prompt: Floats
     output: Floats
@@ -386,6 +390,7 @@ class Means:
     cut: Floats
     sample: Floats  # output tokens that answers may have, for the drain
     sample_parts: Floats  # of an answer that each of them stands for
+    known: Mapping[str, float]
 
 
 def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draws: int) -> dict[str, Means]:
@@ -395,7 +400,21 @@ def draw_lengths(observed: Sequence[Observed], random: np.random.Generator, draw
             raise EyasError(
                 f"{one.dataset}: the pilot has no finished answer; let it run longer, or ask more prompts (plan.prompts)"
             )
-    return {one.dataset: _draw(one, random, draws) for one in observed}
+    points = [_points(one) for one in observed]
+    weights = [_weights(of, one.sizes, random, draws) for one, of in zip(observed, points, strict=True)]
+    seen = [
+        unseen.Seen(output=of.output, parts=expected * of.parts.sum(), cut=of.cut, limit=one.max_new_tokens)
+        for one, of, (_, expected) in zip(observed, points, weights, strict=True)
+    ]
+    answers = sum(float(of.parts.sum()) for of in points)
+    # Jeffreys' rule: where all of a few were accepted, the next may not be.
+    accepted = (sum(float(of.parts @ of.accepted) for of in points) + 0.5) / (answers + 1)
+    return {
+        one.dataset: _draw(one, of, drawn, more, random.random(more.shape) < accepted, random)
+        for one, of, drawn, more in zip(
+            observed, points, weights, unseen.lengths(seen, random, draws), strict=True
+        )
+    }
 
 
 @dataclass(frozen=True)
@@ -408,7 +427,7 @@ class _Points:
     output: Floats
     reasoning: Floats
     accepted: Floats
-    cut: Floats
+    cut: Bools
 
 
 def _points(one: Observed) -> _Points:
@@ -433,27 +452,50 @@ def _points(one: Observed) -> _Points:
     )
 
 
-def _draw(one: Observed, random: np.random.Generator, draws: int) -> Means:
-    points = _points(one)
-    weights, expected = _weights(points, one.sizes, random, draws)
-    columns = {
-        "prompt": points.prompt,
-        "output": points.output,
-        "output_squares": points.output**2,
-        "reasoning": points.reasoning,
-        "accepted": points.accepted,
-        "accepted_output": points.accepted * points.output,
-        "accepted_prompt": points.accepted * points.prompt,
-        "cut": points.cut,
-    }
-    values = np.column_stack(list(columns.values()))
-    drawn = weights @ values
-    # The draws' own mean is known, so it is set: a pilot that has every answer gives their sum and nothing else.
-    drawn += expected @ values - drawn.mean(axis=0)
-    means = dict(zip(columns, drawn.T, strict=True))
+def _draw(
+    one: Observed,
+    points: _Points,
+    weighted: tuple[Floats, Floats],
+    more: Floats,
+    more_accepted: Bools,
+    random: np.random.Generator,
+) -> Means:
+    """weighted: as `_weights` tells. more: output tokens of unseen answers, shape (draws, unseen.EACH); they have the
+    dataset's share of reasoning."""
+    weights, expected = weighted
+    reasoning = float(points.parts @ points.reasoning) / max(float(points.parts @ points.output), 1.0)
+    prompt = np.broadcast_to((weights @ points.prompt)[:, None], more.shape)
+    seen_columns = _columns(points.prompt, points.output, points.reasoning, points.accepted, points.cut)
+    more_columns = _columns(prompt, more, more * reasoning, more_accepted, more >= one.max_new_tokens)
+    of_more = random.standard_gamma(unseen.ANSWERS / unseen.EACH, more.shape)
+    share = of_more.sum(axis=1) / (of_more.sum(axis=1) + random.standard_gamma(points.parts.sum(), len(more)))
+    of_more *= (share / of_more.sum(axis=1))[:, None]
+    known, means = {}, {}
+    for name, values in seen_columns.items():
+        known[name] = float(expected @ values)
+        drawn = weights @ values
+        # The draws' own mean is known, so it is set.
+        drawn += known[name] - drawn.mean()
+        means[name] = (1 - share) * drawn + (of_more * more_columns[name]).sum(axis=1)
     # All prompts' sizes are known, so their tokens are uncertain only by tokens per size.
     means["prompt"] *= one.sizes.mean() / (weights @ points.sizes)
-    return Means(sample=points.output, sample_parts=points.parts, **means)
+    return Means(sample=points.output, sample_parts=points.parts, known=known, **means)
+
+
+def _columns(
+    prompt: Floats, output: Floats, reasoning: Floats, accepted: Floats | Bools, cut: Floats | Bools
+) -> dict[str, Floats]:
+    """What means are taken of, for each answer."""
+    return {
+        "prompt": prompt,
+        "output": output,
+        "output_squares": output**2,
+        "reasoning": reasoning,
+        "accepted": accepted.astype(np.float64),
+        "accepted_output": accepted * output,
+        "accepted_prompt": accepted * prompt,
+        "cut": cut.astype(np.float64),
+    }
 
 
 def _weights(
@@ -502,7 +544,7 @@ def _amounts(one: Observed, lengths: Means, running: Floats | None) -> _Amounts:
     """What the dataset takes. running: requests of it that run when its budget is reached; None for a run without budgets."""
     planned, done = len(one.sizes), len(one.answers)
     means = {
-        name: _predicted(getattr(lengths, name), done, planned)
+        name: _predicted(getattr(lengths, name), lengths.known[name], done, planned)
         for name in ("prompt", "output", "reasoning", "accepted", "accepted_output", "accepted_prompt", "cut")
     }
     answers = np.full_like(lengths.output, planned)
@@ -526,14 +568,14 @@ def _amounts(one: Observed, lengths: Means, running: Floats | None) -> _Amounts:
     )
 
 
-def _predicted(means: Floats, done: int, planned: int) -> Floats:
-    """Draws of the mean of all `planned` answers, of which `done` are known, from draws of the distribution's mean.
+def _predicted(means: Floats, known: float, done: int, planned: int) -> Floats:
+    """Draws of the mean of all `planned` answers, of which `done` have the mean `known`, from draws of the distribution's mean.
 
-    What is known does not vary, and what is not varies by chance besides: the variance is (1 - done / planned) of that of
+    A pilot that has every answer gives their sum and nothing else. What is known does not vary, and what is not varies by chance besides: the variance is (1 - done / planned) of that of
     the estimate, as for a sample from a finite population.
     """
-    centre = means.mean()
-    of_all: Floats = np.maximum(centre + (means - centre) * max(1 - done / planned, 0.0) ** 0.5, 0.0)
+    rest, centre = max(1 - done / planned, 0.0), means.mean()
+    of_all: Floats = np.maximum(known + (centre - known) * rest + (means - centre) * rest**0.5, 0.0)
     return of_all
 
 

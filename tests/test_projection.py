@@ -246,10 +246,11 @@ def test_no_replies_have_no_windows_and_no_rate() -> None:
 
 def test_with_nothing_accepted_a_budget_takes_every_prompt() -> None:
     lost = answers(np.full(64, 1_000.0), accepted=np.zeros(64, dtype=bool))
-    told = plan([observed("d", 5_000, lost, budget_tokens=10_000)], drift=STEADY).budgeted
+    told = plan([observed("d", 5_000, lost, budget_tokens=1_000_000)], drift=STEADY).budgeted
     assert told is not None
     assert told.total.responses.low == 5_000
-    assert told.total.acceptance.high == told.total.accepted_tokens.high == 0
+    assert told.total.acceptance.low == told.total.accepted_tokens.low == 0
+    assert told.total.acceptance.high < 0.02, "64 answers do not exclude that one in a hundred is accepted"
 
 
 def test_prompt_sizes_are_those_of_all_prompts() -> None:
@@ -291,6 +292,6 @@ def test_gpu_hours_and_hidden_states() -> None:
     told = plan(shared_pilot(), machine=Machine(gpus=8), store=store).full.total
     assert told.gpu_hours is not None and told.gpu_hours.mean == pytest.approx(8 * told.hours.mean)
     assert told.hidden_disk is not None
-    tokens = told.accepted_tokens.mean + told.prompt_tokens.mean  # all are accepted
-    assert told.hidden_disk.mean == pytest.approx(tokens * 7_168 * 4 * 2)
-    assert told.train_disk.mean == pytest.approx(tokens * 5)
+    tokens = told.accepted_tokens.mean + told.prompt_tokens.mean  # all of the pilot's are accepted
+    assert told.hidden_disk.mean == pytest.approx(tokens * 7_168 * 4 * 2, rel=1e-3)
+    assert told.train_disk.mean == pytest.approx(tokens * 5, rel=1e-3)

@@ -67,6 +67,12 @@ class Campaign:
     budgeted_hours: float
 
 
+def datasets_of(world: World, rows: int, seed: int) -> list[Dataset]:
+    """As many datasets as a campaign has, all of so many rows; the same seed gives the same."""
+    dice, noise = random.Random(seed), np.random.RandomState(seed)
+    return [dataset(world, rows, dice, noise) for _ in ROWS]
+
+
 def campaign(world: World, seed: int) -> Campaign:
     """One campaign; the same seed gives the same."""
     dice, noise = random.Random(seed), np.random.RandomState(seed)
