@@ -111,7 +111,9 @@ def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
     needed, unbounded = 0, []
     for name, section in config.datasets.items():
         needed -= _written(Path(config.journal) / name) + _written(results / name)
-        planned = _rows(results / name / "prompts.jsonl.zst") or section.rows
+        planned = _turns(results / name / "prompts.json")
+        if planned is None and section.turns == "first":
+            planned = section.rows
         most = planned and planned * section.samples * section.sampling.max_new_tokens
         known = [bound for bound in (section.budget_tokens, most) if bound]
         if known:
@@ -122,7 +124,7 @@ def room_on_disk(config: Config, results: Path) -> Iterator[Finding]:
         yield Finding(
             "disk",
             "warning",
-            f"how much {', '.join(unbounded)} will write is unknown: they have neither budget_tokens, rows nor prompts yet (snakemake prompts)",
+            f"how much {', '.join(unbounded)} will write is unknown: nothing tells before their prompts are there (snakemake prompts), or budget_tokens is set",
         )
     needed = max(needed, 0)
     folders = [_existing(Path(config.journal)), _existing(results)]
@@ -146,10 +148,16 @@ def _written(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _rows(prompts: Path) -> int | None:
-    from eyas.recordfile import read_seal
+def _turns(report: Path) -> int | None:
+    """How many turns the prompts have that are answered; None while there are no prompts."""
+    from eyas.prompts import PromptsReport
 
-    return read_seal(prompts).rows if prompts.exists() else None
+    if not report.is_file():
+        return None
+    try:
+        return msgspec.json.decode(report.read_bytes(), type=PromptsReport).turns
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EyasError(f"{report}: {error}; delete it and run `snakemake prompts`") from None
 
 
 def _existing(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from pipeline import Run
@@ -22,6 +23,7 @@ from eyas.doctor import Finding, examine, lengths, open_files, room_on_disk
 from eyas.engines.llamacpp import LlamaCpp
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Engine
+from eyas.prompts import PromptsReport
 from eyas.server.verdict import heed, keep
 
 pytestmark = pytest.mark.service
@@ -194,6 +196,37 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {one.state for one in room_on_disk(stages.config, empty)} == {"ok"}
     unknown = list(room_on_disk(Stage(tmp_path, ["Why?"]).settings(CLOSED)[2].config, tmp_path / "nowhere"))
     assert unknown[0].state == "warning" and "alpha" in unknown[0].text
+
+
+def test_disk_counts_every_turn_that_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    needs = 7 * 2 * 400 * doctor.BYTES_PER_TOKEN  # seven turns, two samples of at most 400 tokens
+    usage = shutil.disk_usage(tmp_path)._replace(free=needs + 10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    stage = Stage(tmp_path, ["Why?"], dataset={"turns": "all", "rows": 3, "samples": 2})
+    config = stage.settings(CLOSED)[2].config
+    (unknown, *_) = room_on_disk(config, tmp_path / "results")
+    assert unknown.state == "warning", "rows do not tell turns"
+    made = PromptsReport(
+        dataset="alpha",
+        asked=3,
+        rows_read=3,
+        used=3,
+        turns=7,
+        not_taken=0,
+        skipped={},
+        files=[],
+        evaluation=[],
+    )
+    folder = tmp_path / "results" / "alpha"
+    folder.mkdir(parents=True)
+    (folder / "prompts.json").write_bytes(msgspec.json.encode(made))
+    assert {one.state for one in room_on_disk(config, tmp_path / "results")} == {"ok"}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=needs - 10_000))
+    assert {one.state for one in room_on_disk(config, tmp_path / "results")} == {"no-go"}
+    (folder / "prompts.json").write_text("{")
+    with pytest.raises(EyasError, match=r"prompts\.json: .* delete it and run `snakemake prompts`"):
+        list(room_on_disk(config, tmp_path / "results"))
 
 
 def test_open_files(tmp_path: Path) -> None:
