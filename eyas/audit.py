@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from eyas.config import AuditConfig, GenerateSettings, SamplingConfig, fingerprint
 from eyas.plugins import Split
-from eyas.request import Hasher
 
 if TYPE_CHECKING:
     from eyas.records import Reply
@@ -233,6 +232,8 @@ class Audit:
 
     def __init__(self, config: AuditConfig, settings: GenerateSettings, path: Path) -> None:
         """path: the log, which is appended to."""
+        from eyas.request import Hasher  # a report reads rounds, and asks nothing
+
         self.sampling = greedy(settings.sampling, config.max_new_tokens)
         self.drift = Drift()
         self._config, self._path = config, path
@@ -244,7 +245,7 @@ class Audit:
         self._due = 0.0
         self._events: list[Event] = []  # of this job, before the servers' own
         self._seen = 0  # of all events of this job, those that a round has
-        for earlier in _read(path):
+        for earlier in read_rounds(path):
             list(self.drift.add(earlier))
             self._events = [(time.time(), "this job began")]
         self.drift.alarms.clear()  # they were told when they came
@@ -295,7 +296,7 @@ class Audit:
             self._due = min(self._due, time.monotonic() + CONFIRM)
 
 
-def _read(path: Path) -> Iterator[Round]:
+def read_rounds(path: Path) -> Iterator[Round]:
     """The rounds in the log. A line that a killed job left half is none."""
     if not path.exists():
         return

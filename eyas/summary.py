@@ -34,6 +34,7 @@ from eyas.mix import MixReport
 from eyas.plugins import Pool
 from eyas.recordfile import atomic, read_seal
 from eyas.records import CUT
+from eyas.report.audits import audits
 from eyas.report.examples import examples
 from eyas.report.figures import Adopted, Part, StageUse, Summary
 from eyas.report.markdown import markdown
@@ -86,7 +87,7 @@ def summarise(
     _write(out / "summary.json", _json(summary))
     _write(out / "summary.md", markdown(summary).encode())
     _write(out / "manifest.json", _json(manifest))
-    _write(out / "report.html", page(settings, results, summary, stats, manifest))
+    _write(out / "report.html", page(results, benchmarks, summary, stats, manifest))
     return summary
 
 
@@ -105,7 +106,7 @@ def summarise_part(
     """
     summary, stats = gather(settings, results, None, benchmarks, manifests, unfinished)
     manifest = describe(settings, results, None, _used(summary, manifests), code, stats)
-    _write(out, page(settings, results, summary, stats, manifest))
+    _write(out, page(results, benchmarks, summary, stats, manifest))
     return summary
 
 
@@ -150,8 +151,8 @@ def gather(
 
 
 def page(
-    settings: SummarySettings,
     results: Path,
+    benchmarks: Path,
     summary: Summary,
     stats: dict[str, DatasetStats],
     manifest: dict[str, Any],
@@ -159,8 +160,10 @@ def page(
     """report.html."""
     reasons = [reason for reason, _ in commonest(summary.total.rejected_for)]
     told = examples(results, list(stats), reasons)
-    # No declared input: a plan is no part of a run, and an old one may lie there.
-    return render(summary, stats, manifest, told, compare(results / "plan" / "plan.json", summary)).encode()
+    # No declared inputs: plan and audit are no part of a run's results, and old ones may lie there.
+    planned = compare(results / "plan" / "plan.json", summary)
+    audited = audits(benchmarks.parent / "generate", list(stats))
+    return render(summary, stats, manifest, told, planned, audited).encode()
 
 
 def _used(summary: Summary, manifests: dict[str, Any]) -> dict[str, Any]:

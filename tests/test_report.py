@@ -1,14 +1,18 @@
 """The page: the same numbers as summary.json, nothing interpreted as HTML, nothing fetched."""
 
 import json
+import random
 import re
 from collections import Counter
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import msgspec
 import pytest
 from made_results import stages, verdict, write_dataset, write_training_set
+from test_audit import noisy, round_of
 
+from eyas.audit import LEAST_ROUNDS
 from eyas.config import StatsSettings
 from eyas.digest import code_digests
 from eyas.records import Outcome
@@ -262,3 +266,21 @@ def test_rejected_answers_can_be_read_and_stay_text(made, page):
     assert "<img" not in text and "<svg/" not in text and "49" not in page.by_id["examples"]
     assert text.isprintable() is False and "\x00" not in text and "\x1b" not in text
     assert "\u2028" not in text, "a browser breaks no line there, an editor does"
+
+
+def test_the_drift_audit_is_told_where_it_was_on(tmp_path):
+    rounds = [round_of(noisy(random.Random(n), 0.0), n) for n in range(LEAST_ROUNDS + 2)]
+    rounds += [round_of(noisy(random.Random(9), 0.0, times=0.4), n, events=[(1.0, EVIL)]) for n in (20, 21)]
+    log = tmp_path / "generate" / "A.audit.jsonl"
+    log.parent.mkdir()
+    log.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rounds))
+    text, _ = report(tmp_path, {"A": ([verdict("a", 7)], ()), "B": ([verdict("b", 7)], ())})
+    (row,) = Page(text).table("Rounds")[1:]
+    assert row[:3] == ["A", str(len(rounds)), str(len(rounds[0].answers))] and row[-1] == "1"
+    assert row[3] == "1 January 1970, 00:00 UTC"
+    assert float(row[6]) == pytest.approx(0.4 * float(row[5]), rel=0.01)
+    assert "are 0.4 times as long; before that:" in text and EVIL not in text
+
+
+def test_without_an_audit_there_is_no_word_of_it(made):
+    assert "audit" not in made[0]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eyas.report import charts, plots
+from eyas.report.audits import Audited
 from eyas.report.examples import Example
 from eyas.report.figures import Summary
 from eyas.report.planned import Row
@@ -22,8 +23,10 @@ def render(
     manifest: Mapping[str, Any],
     examples: Mapping[str, Sequence[Example]],
     planned: Sequence[Row],
+    audits: Sequence[Audited],
 ) -> str:
-    """The page as text. examples: rejected answers to read, by reason. planned: plan and actual, empty without a plan."""
+    """The page as text. examples: rejected answers to read, by reason. planned: plan and actual, empty without a plan. audits: what
+    the drift audit saw, empty where it was off."""
     limits = {name: part.max_new_tokens for name, part in summary.datasets.items()}
     return charts.render(
         "report.html.j2",
@@ -33,6 +36,7 @@ def render(
         manifest=manifest,
         examples=examples,
         planned=planned,
+        audits=audits,
         lengths=plots.lengths(stats, limits),
         course=plots.course(summary.timeline),
         shares=plots.reasoning(summary.datasets),
