@@ -21,6 +21,17 @@ CUT = """() => [...document.querySelectorAll("figure")].flatMap(figure => {
     return at.width && (at.left < box.left || at.right > box.right || at.top < box.top || at.bottom > box.bottom);
   }).map(text => text.textContent);
 })"""
+# For each visible chart: texts that lie on another text of it, or through which a line of a mark goes.
+CROSSED = """() => [...document.querySelectorAll("figure svg")].flatMap(svg => {
+  const at = element => element.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll("text")].filter(text => at(text).width);
+  const lines = [...svg.querySelectorAll("line")].filter(line => line.style.stroke.includes("--ink"));
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  const hit = (text, line) => at(line).left > at(text).left + 1 && at(line).right < at(text).right - 1
+    && at(line).top < at(text).bottom - 2 && at(line).bottom > at(text).top + 2;
+  return texts.filter((text, n) => texts.some((other, m) => m < n && meet(at(text), at(other)))
+    || lines.some(line => hit(text, line))).map(text => text.textContent);
+})"""
 SHOWN = """() => [...document.querySelectorAll("figure")].map(
   figure => [...figure.querySelectorAll("svg")].filter(svg => svg.getBoundingClientRect().width).length)"""
 SMALL = """() => Math.min(...[...document.querySelectorAll("svg text")].map(
@@ -68,6 +79,7 @@ def check(browser: Browser, path: Path, width: int, scheme: Any) -> None:
         assert page.evaluate(OVERFLOW) == 0, "the page scrolls sideways"
         assert set(page.evaluate(SHOWN)) <= {1}, "of a chart's sizes one is seen"
         assert page.evaluate(CUT) == [], "labels leave their chart's frame"
+        assert page.evaluate(CROSSED) == [], "labels and lines lie on one another"
         assert page.evaluate(SMALL) >= 12, "text of charts is at least 12 px high"
         colours = page.evaluate(COLOURS, ["paper", "card", "ink", "quiet", "link", "warn", *MARKS])
         for text in ("ink", "quiet", "link"):

@@ -27,14 +27,16 @@ LONG = "B4_mixture_of_thoughts"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a summary: two datasets of every length, with hostile text wherever text can be."""
+    """The folder of a summary: three datasets of every length, with hostile text wherever text can be."""
     few = [
         verdict(f"k{n}", n * n * 9 + 5, reasons=(EVIL, "empty answer") if n % 5 == 0 else ())
         for n in range(1, 30)
     ]
     refused = Outcome(key="u", turn=0, sample=0, status="refused", reason=f"template says {HOSTILE}")
     root = tmp_path_factory.mktemp("run")
-    report(root, {"A": (few, [refused]), LONG: ([verdict("x", 4000), verdict("y", 12)], ())}, budget=20_000)
+    cut = [verdict(f"k{n}", min(4096, 300 * n)) for n in range(1, 30)]
+    datasets = {"A": (few, [refused]), LONG: ([verdict("x", 4000), verdict("y", 12)], ()), "C": (cut, ())}
+    report(root, datasets, budget=20_000)
     return root / "out"
 
 
@@ -57,7 +59,7 @@ def test_numbers_in_the_page_are_those_of_summary_json(chromium: Browser, made: 
         }
         assert {name: page.inner_text(f"#{name}") for name in tiles} == tiles
         rows = page.locator("table:has(#table-the-run-by-dataset) tbody tr")
-        assert rows.count() == len(summary["datasets"]) == 2
+        assert rows.count() == len(summary["datasets"]) == 3
         for row, (name, part) in zip(rows.all(), summary["datasets"].items(), strict=True):
             cells = row.locator("th, td").all_inner_texts()
             assert cells[:5] == [

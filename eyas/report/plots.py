@@ -100,10 +100,14 @@ def _histogram_of(
     )
     plot = width - 40  # what the axis leaves, about
     layers: list[alt.Chart] = [drawn]
-    for row, (mark, value) in enumerate(marks):
-        label = f"{mark} {words.number(value)}"
-        share = math.log2(_shown(value) / domain[0]) / octaves
-        to_left = share * plot + 4 + len(label) * LETTER > plot
+    places = {mark: math.log2(_shown(value) / domain[0]) / octaves * plot for mark, value in marks}
+    labels = {mark: f"{mark} {words.number(value)}" for mark, value in marks}
+    values, lefts = dict(marks), _left(places, labels, plot)
+    # A line goes down from its label, so it crosses none of those below that are on its own side, the outer ones first.
+    order = sorted(lefts, key=places.__getitem__, reverse=True)
+    order += sorted(places.keys() - lefts, key=lambda mark: (places[mark], mark))
+    for row, mark in enumerate(order):
+        value, label, to_left = values[mark], labels[mark], mark in lefts
         data = alt.Chart(
             alt.InlineData(
                 values=[{"x": _shown(value), "y": row * MARK_ROW + 2, "y2": height, "label": label}]
@@ -122,6 +126,19 @@ def _histogram_of(
             ).encode(x=place, y=pixel, text="label:N")
         )
     return charts.sized(alt.layer(*layers).resolve_scale(y="independent"), width, height)
+
+
+def _left(places: Mapping[str, float], labels: Mapping[str, str], plot: float) -> set[str]:
+    """The marks whose labels stand to the left of their lines: there is no room for them on the right, up to the plot's end or
+    the line of another such mark. places: px of each line."""
+    lefts: set[str] = set()
+    end = plot
+    for mark in sorted(places, key=places.__getitem__, reverse=True):
+        size = 4 + len(labels[mark]) * LETTER
+        if places[mark] + size > end and places[mark] >= size:
+            lefts.add(mark)
+            end = places[mark]
+    return lefts
 
 
 def whole_ticks(most: int) -> list[int]:
@@ -201,7 +218,12 @@ def _acceptance(rows: Sequence[Mapping[str, Any]], width: int) -> Any:
     x = alt.X(
         "accepted:Q",
         scale=alt.Scale(domain=[0, 1.0]),
-        axis=alt.Axis(format=".0%", tickCount=4, domain=False, ticks=False),
+        axis=alt.Axis(
+            format=".0%",
+            values=[0, 0.5, 1] if width < 400 else [0, 0.25, 0.5, 0.75, 1],
+            domain=False,
+            ticks=False,
+        ),
         title="accepted",
     )
     layers = [
