@@ -148,14 +148,18 @@ def _written(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+class _Prompts(msgspec.Struct):
+    """Of prompts.json, what is read here."""
+
+    turns: int
+
+
 def _turns(report: Path) -> int | None:
     """How many turns the prompts have that are answered; None while there are no prompts."""
-    from eyas.prompts import PromptsReport
-
     if not report.is_file():
         return None
     try:
-        return msgspec.json.decode(report.read_bytes(), type=PromptsReport).turns
+        return msgspec.json.decode(report.read_bytes(), type=_Prompts).turns
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise EyasError(f"{report}: {error}; delete it and run `snakemake prompts`") from None
 

@@ -213,6 +213,7 @@ def test_disk_counts_every_turn_that_is_answered(tmp_path: Path, monkeypatch: py
         rows_read=3,
         used=3,
         turns=7,
+        keys="",
         not_taken=0,
         skipped={},
         files=[],
