@@ -22,7 +22,7 @@ from eyas.config import AccessSettings, PilotSettings
 from eyas.generate import connected, lookout_of
 from eyas.journal import Journal, JournalWriter
 from eyas.judge import Judge
-from eyas.pilot_report import Observation, PilotReport
+from eyas.pilot_report import Journalled, Observation, PilotReport
 from eyas.plugins import Registry
 from eyas.progress import Progress, ProgressFile
 from eyas.recordfile import atomic, read_records
@@ -87,6 +87,7 @@ def pilot(
                 _answers(plan, known, Judge(generation.model.reasoning, settings.checks, registry), began)
             )
             sizes = {unit.prompt.key: bytes_of(unit.prompt) for unit in plan.units(known)}
+            journalled = _journalled(Plan(generation, prompts, registry), known)
             without_answer = sum(
                 step.status in ("refused", "not_reached") for _, _, step in _steps(plan, known)
             )
@@ -107,6 +108,7 @@ def pilot(
             bytes_of(prompt) for prompt in read_records(prompts, Prompt) for _ in range(plan.answers(prompt))
         ],
         without_answer=without_answer,
+        journalled=journalled,
         servers=dict(map(lease.server, lease.manifests)),
         observations=seen,
     )
@@ -121,6 +123,33 @@ def _steps(plan: Plan, journal: Journal) -> Iterator[tuple[Prompt, int, Step]]:
         for sample in range(plan.settings.samples):
             for step in plan.walk(unit, sample, journal):
                 yield unit.prompt, sample, step
+
+
+def _journalled(whole: Plan, journal: Journal) -> Journalled:
+    """What is there of the whole run."""
+    answers = tokens = 0
+    spans: list[tuple[float, float]] = []
+    for _, _, step in _steps(whole, journal):
+        if step.status != "answered":
+            continue
+        assert step.request is not None
+        entry = journal.answered(step.request)
+        assert entry is not None
+        answers, tokens = answers + 1, tokens + len(entry.reply.output_ids)
+        if entry.delivery.started:
+            spans.append((entry.delivery.started, entry.delivery.finished))
+    return Journalled(answers=answers, output_tokens=tokens, busy=union(spans))
+
+
+def union(spans: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """The stretches that `spans` cover, in order and apart."""
+    found: list[list[float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([begin, end])
+    return found
 
 
 def _answers(plan: Plan, journal: Journal, judge: Judge | None, began: float) -> Iterator[Observation]:

@@ -35,6 +35,18 @@ class Observation(Record, frozen=True):
     truncated: bool | None = None
 
 
+class Journalled(Record, frozen=True):
+    """How much of the whole run is answered, by the pilot and before it.
+
+    busy: begin and end, in Unix s, of stretches of time with one of these answers in flight, in order and apart; of answers that were adopted nobody
+    knows when they were asked.
+    """
+
+    answers: int
+    output_tokens: int
+    busy: list[list[float]]
+
+
 class PilotReport(Record, frozen=True):
     """What the pilot of a dataset saw.
 
@@ -46,6 +58,7 @@ class PilotReport(Record, frozen=True):
     dataset: str
     prompt_bytes: list[int]
     without_answer: int
+    journalled: Journalled
     servers: dict[str, dict[str, Any]]
     observations: list[Observation]
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from eyas.capacity import running, together
 from eyas.config import PlanSettings
 from eyas.errors import EyasError
-from eyas.hours import FULL_SHARE
+from eyas.hours import FULL_SHARE, throughput
 from eyas.pilot_report import Observation, PilotReport, read_pilot
 from eyas.plugins import Pool
 from eyas.projection import Answers, Drift, Machine, Observed, Store, project, windows_of
 from eyas.recordfile import atomic
-from eyas.report.plan import Plan, markdown, page
+from eyas.report.plan import Done, Plan, markdown, page
 from eyas.whatif import Now, binding, lengths_of, levers, step_of
 
 # Bytes on disk per token: journal and responses 7 each; training row, mix and export 4 each (docs/benchmarks.md).
@@ -73,6 +73,7 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
     told = binding(now)
     return Plan(
         servers=sorted(servers),
+        done=_done(reports),
         pilot_minutes=(max(one.finished for one in timed) - min(one.started for one in timed)) / 60,
         queue_full=full,
         binding=told and (f"at each of {now.servers} server processes: {told}" if now.servers > 1 else told),
@@ -94,6 +95,17 @@ def _check(reports: Sequence[PilotReport]) -> None:
                 f"see logs/pilot/{report.dataset}.log, ask more prompts (plan.prompts), or leave the dataset out"
             )
         raise EyasError(f"{report.dataset}: the pilot has {cause}")
+
+
+def _done(reports: Sequence[PilotReport]) -> Done:
+    """What is there of the whole run. Where datasets were asked side by side, their time counts once."""
+    spans = [span for one in reports for span in one.journalled.busy]
+    begun, ended = [begin for begin, _ in spans], [end for _, end in spans]
+    return Done(
+        answers=sum(one.journalled.answers for one in reports),
+        output_tokens=sum(one.journalled.output_tokens for one in reports),
+        hours=throughput(begun, ended, [0] * len(begun)).run.seconds / 3600,
+    )
 
 
 def _filled(now: Now, asked: int) -> bool:
@@ -186,4 +198,5 @@ def _observed(settings: PlanSettings, report: PilotReport) -> Observed:
         ),
         max_new_tokens=planned.max_new_tokens,
         budget_tokens=planned.budget_tokens,
+        done=report.journalled.answers,
     )

@@ -64,7 +64,8 @@ class Observed:
     """A dataset, its prompts and its pilot.
 
     sizes: of the prompt of every answer that a full run asks for, the pilot's too (samples and turns counted): tokens,
-    or characters, or ones if nothing is known. budget_tokens: accepted output tokens, None for no budget.
+    or characters, or ones if nothing is known. budget_tokens: accepted output tokens, None for no budget. done: answers of the
+    full run that are there, the pilot's too.
     """
 
     dataset: str
@@ -72,6 +73,7 @@ class Observed:
     answers: Answers
     max_new_tokens: int
     budget_tokens: int | None = None
+    done: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +167,13 @@ class Expected(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run of all datasets. drain_hours: what the total has more than the datasets together."""
+    """A run of all datasets. drain_hours: what the total has more than the datasets together. remaining_hours: of the total, for the
+    answers that are not there yet."""
 
     datasets: dict[str, Expected]
     total: Expected
     drain_hours: Interval
+    remaining_hours: Interval
 
 
 class Projection(Struct, frozen=True, kw_only=True):
@@ -283,7 +287,17 @@ def project(
         total = _expected(
             _sum(list(parts.values())), tokens / per_second / 3600 + drain, rate, machine, store
         )
-        return Run(datasets=datasets, total=total, drain_hours=Interval.of(drain)), per_second
+        left = np.sum(
+            [parts[one.dataset].output * _left(one, parts[one.dataset]) for one in observed], axis=0
+        )
+        remaining = left / per_second / 3600 + np.where(left > 0, drain, 0.0)
+        made = Run(
+            datasets=datasets,
+            total=total,
+            drain_hours=Interval.of(drain),
+            remaining_hours=Interval.of(remaining),
+        )
+        return made, per_second
 
     full, per_second = run(budgeted=False)
     return Projection(
@@ -566,6 +580,12 @@ def _amounts(one: Observed, lengths: Means, running: Floats | None) -> _Amounts:
         accepted_prompt=answers * means["accepted_prompt"],
         cut=answers * means["cut"],
     )
+
+
+def _left(one: Observed, part: _Amounts) -> Floats:
+    """Share of the dataset's answers that are still to be asked for, per draw."""
+    left: Floats = np.maximum(1 - one.done / part.responses, 0.0)
+    return left
 
 
 def _predicted(means: Floats, known: float, done: int, planned: int) -> Floats:

@@ -38,6 +38,7 @@ FLOORS = [
         "timing",
         "columns",
         "censoring",
+        "unseen",
         "speed",
         "fit",
         "digest",

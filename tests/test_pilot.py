@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from stage import Stage, fake_server
 
-from eyas.pilot import pilot
+from eyas.pilot import pilot, union
 from eyas.pilot_report import PilotReport, read_pilot
 
 pytestmark = pytest.mark.service
@@ -45,7 +45,14 @@ def test_it_asks_the_first_prompts_and_says_what_came(tmp_path: Path) -> None:
         assert (one.output_tokens, one.prompt_tokens) == (len(answer.output_ids), len(answer.prompt_ids))
         assert one.timed and one.started <= one.finished and one.accepted is not None
     assert len(report.prompt_bytes) == 30 and report.without_answer == 0
+    assert report.journalled.answers == 10
+    assert report.journalled.output_tokens == sum(one.output_tokens for one in report.observations)
+    assert report.journalled.busy == union([(one.started, one.finished) for one in report.observations])
     assert [manifest["engine"] for manifest in report.servers.values()] == ["fake"]
+
+
+def test_time_side_by_side_counts_once() -> None:
+    assert union([(5.0, 9.0), (0.0, 2.0), (1.0, 3.0), (8.0, 8.5)]) == [[0.0, 3.0], [5.0, 9.0]]
 
 
 def test_prompts_that_cannot_be_asked_are_counted(tmp_path: Path) -> None:
@@ -75,12 +82,13 @@ def test_answers_of_an_earlier_run_do_not_tell_the_speed_so_a_probe_asks_for_it(
     with fake_server(tmp_path) as server:
         stage.run(server.url)
         before = stage.paths.responses.read_bytes()
-        report = run(stage, server.url, 8, minutes=0.5)
-        assert len(server.lines()) == 16
+        report = run(stage, server.url, 6, minutes=0.5)
+        assert len(server.lines()) == 14
         stage.run(server.url)
-        assert len(server.lines()) == 16
+        assert len(server.lines()) == 14
     kinds = [(one.kind, one.timed) for one in report.observations]
-    assert kinds == [("answer", False)] * 8 + [("probe", True)] * 8
+    assert kinds == [("answer", False)] * 6 + [("probe", True)] * 6
+    assert report.journalled.answers == 8, "of the whole run, and no probes"
     assert stage.paths.responses.read_bytes() == before
 
 

@@ -12,9 +12,9 @@ from markupsafe import escape
 
 from eyas.config import PlanConfig, PlannedDataset, PlanSettings, ServerConfig
 from eyas.errors import EyasError
-from eyas.pilot_report import Observation, PilotReport
+from eyas.pilot_report import Journalled, Observation, PilotReport
 from eyas.plan import make, plan
-from eyas.report.plan import Plan, lead, markdown, tables
+from eyas.report.plan import Done, Plan, lead, markdown, tables
 
 RATE, AT_ONCE = 20.0, 10  # tokens/s of one request; requests at a time
 SERVER = {"engine": {"name": "llamacpp"}, "concurrency": AT_ONCE}
@@ -50,11 +50,17 @@ def observations(
     return made
 
 
+def journalled(answers: int, *busy: tuple[float, float]) -> Journalled:
+    """So many answers of 600 tokens."""
+    return Journalled(answers=answers, output_tokens=600 * answers, busy=[[*span] for span in busy])
+
+
 def report(lengths: list[int], planned: int, dataset: str = "a", **fields: Any) -> PilotReport:
     values: dict[str, Any] = {
         "dataset": dataset,
         "prompt_bytes": [400] * planned,
         "without_answer": 0,
+        "journalled": journalled(0),
         "servers": {"s1": {"processes": 1}},
         "observations": observations(lengths),
     }
@@ -103,6 +109,33 @@ def test_a_budget_ends_the_run_earlier() -> None:
     hours = made.projection.budgeted.total.hours
     assert hours.low < 500_000 / (RATE * AT_ONCE) / 3600 < 1.05 * hours.high
     assert "until the budgets are reached" in lead(made)
+
+
+def test_what_is_done_and_what_remains_are_told() -> None:
+    there = {"a": journalled(7_500, (0.0, 3_600.0), (9_000.0, 9_900.0)), "b": journalled(0)}
+    pilots = [report(lengths(), 10_000, name, journalled=one) for name, one in there.items()]
+    made = make(settings(None, "a", "b", drift_sd=0.0), pilots)
+    run = made.projection.full
+    assert run.remaining_hours.mean == pytest.approx(1.25 / 2 * run.total.hours.mean, rel=0.03)
+    assert made.done == Done(answers=7_500, output_tokens=4_500_000, hours=1.25)
+    text = markdown(made)
+    assert "7,500 answers of 20,000 are in the journal, 4,500,000 output tokens in 75 min" in text
+    assert "time that remains" in text and "the full run takes" in text
+
+
+def test_what_several_datasets_were_asked_at_a_time_counts_once() -> None:
+    spans = [[(0.0, 3_600.0)], [(1_800.0, 5_400.0)]]
+    pilots = [
+        report(lengths(), 100, name, journalled=journalled(64, *busy))
+        for name, busy in zip("ab", spans, strict=True)
+    ]
+    assert make(settings(None, "a", "b"), pilots).done.hours == 1.5
+
+
+def test_when_all_is_done_nothing_remains() -> None:
+    made = make(settings(100_000), [report(lengths(), 1_000, journalled=journalled(1_000))])
+    assert made.projection.full.remaining_hours.high == 0.0
+    assert made.projection.budgeted is not None and made.projection.budgeted.remaining_hours.high == 0.0
 
 
 def test_what_will_not_be_had_is_not_planned() -> None:

@@ -18,14 +18,23 @@ from eyas.report.words import number, percent
 from eyas.whatif import Lever
 
 
+class Done(Struct, frozen=True, kw_only=True):
+    """What is in the journal of the full run. hours: with one of these answers in flight; adopted ones are in no time."""
+
+    answers: int
+    output_tokens: int
+    hours: float
+
+
 class Plan(Struct, frozen=True, kw_only=True):
-    """plan.json. servers: ids of the manifests that the speed belongs to. binding: which setting bounds how many requests
+    """plan.json. done: before the run goes on. servers: ids of the manifests that the speed belongs to. binding: which setting bounds how many requests
     run, null where a server does not tell. queue_full: whether the pilot ever kept the server as busy as it could; if not, the
     speed is that of its busiest stretch. pilot_minutes: from the pilot's first request to its last answer.
     levers: settings to change, the one that saves most hours first.
     """
 
     servers: list[str]
+    done: Done
     pilot_minutes: float
     queue_full: bool
     binding: str | None
@@ -96,6 +105,15 @@ def facts(plan: Plan) -> list[str]:
         f"Not measurable in a pilot, so assumed: the speed wanders by {drift.sd:.0%} with a correlation time of {drift.hours:g} h "
         f"(plan.drift_sd, plan.drift_hours).",
     ]
+    done = plan.done
+    if done.answers:
+        left = [f"{name} takes {hours(run.remaining_hours)} more" for name, run in _runs(plan).items()]
+        found.insert(
+            0,
+            f"Done: {number(done.answers)} answers of {count(projection.full.total.responses)} are in the journal, "
+            f"{number(done.output_tokens)} output tokens in {hours(_certain(done.hours)).partition(' (')[0]} of server time. "
+            f"Remaining: the {', the run '.join(left)}.",
+        )
     if not plan.queue_full:
         found.append(
             "The pilot was too small to keep the server busy for long, so the run may well be faster: ask more prompts (plan.prompts)."
@@ -122,9 +140,12 @@ def tables(plan: Plan) -> list[Table]:
             "All datasets together",
             ["quantity", *runs],
             [
-                [name, *(told(run.total) for run in runs.values())]
-                for name, told in _TOTALS.items()
-                if any(told(run.total) for run in runs.values())
+                ["time that remains", *(hours(run.remaining_hours) for run in runs.values())],
+                *(
+                    [name, *(told(run.total) for run in runs.values())]
+                    for name, told in _TOTALS.items()
+                    if any(told(run.total) for run in runs.values())
+                ),
             ],
             "Hours come from generated tokens: rejected answers and what goes beyond a budget are in them.",
         )
