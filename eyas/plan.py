@@ -129,7 +129,10 @@ def _now(settings: PlanSettings, reports: Sequence[PilotReport], timed: Sequence
     return Now(
         observed=[_observed(settings, report) for report in reports],
         windows=windows_of(column("started"), column("finished"), column("output_tokens")),
-        machine=Machine(gpus=settings.plan.gpus or sum(map(_gpus, manifests))),
+        machine=Machine(
+            gpus=settings.plan.gpus or sum(map(_gpus, manifests)),
+            ceilings={lane or "": ceiling for lane, ceiling in ceilings(settings).items()},
+        ),
         store=Store(
             response_bytes=RESPONSE_BYTES,
             train_bytes=TRAIN_BYTES,
@@ -139,16 +142,16 @@ def _now(settings: PlanSettings, reports: Sequence[PilotReport], timed: Sequence
         drift=Drift(sd=settings.plan.drift_sd, hours=settings.plan.drift_hours),
         pool=_pool(manifests, processes),
         servers=processes,
-        in_flight=most_in_flight(settings),
+        in_flight=sum(ceilings(settings).values()),
         halves=all(manifest.get("kv_dtype") in SIXTEEN_BITS for manifest in manifests),
     )
 
 
-def most_in_flight(settings: PlanSettings) -> int:
-    """Ceiling of all lanes that a dataset uses."""
+def ceilings(settings: PlanSettings) -> dict[str | None, int]:
+    """Ceiling of each lane that a dataset uses; None is the one without a name."""
     lanes = {one.lane for one in settings.datasets.values()}
     server = settings.server
-    return sum(server.concurrency if lane is None else server.lanes[lane].concurrency for lane in lanes)
+    return {lane: server.concurrency if lane is None else server.lanes[lane].concurrency for lane in lanes}
 
 
 def _pool(manifests: Sequence[Mapping[str, Any]], processes: int) -> Pool | None:
@@ -199,4 +202,5 @@ def _observed(settings: PlanSettings, report: PilotReport) -> Observed:
         max_new_tokens=planned.max_new_tokens,
         budget_tokens=planned.budget_tokens,
         done=report.journalled.answers,
+        lane=planned.lane or "",
     )

@@ -65,7 +65,7 @@ class Observed:
 
     sizes: of the prompt of every answer that a full run asks for, the pilot's too (samples and turns counted): tokens,
     or characters, or ones if nothing is known. budget_tokens: accepted output tokens, None for no budget. done: answers of the
-    full run that are there, the pilot's too.
+    full run that are there, the pilot's too. lane: of Machine.ceilings, where there are some.
     """
 
     dataset: str
@@ -74,6 +74,7 @@ class Observed:
     max_new_tokens: int
     budget_tokens: int | None = None
     done: int = 0
+    lane: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,14 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """gpus: that the server holds; 0 for one on a CPU. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
+    """gpus: that the server holds; 0 for one on a CPU. ceilings: requests of each lane that may be in flight; none where all datasets
+    share one. exponent: how a decoding step slows with the requests in it, step ~ running^exponent.
 
     0.345 is a fit to published points of Kimi-K2.6 on eight GPUs; `whatif.step_of` tells that of a server.
     """
 
     gpus: int = 0
+    ceilings: dict[str, int] = {}
     exponent: float = 0.345
 
 
@@ -146,7 +149,7 @@ class Expected(Struct, frozen=True, kw_only=True):
 
     output_tokens are what must be generated: rejected answers and what goes beyond a budget are in it, and hours follow from
     it. accepted_tokens: what training gets. acceptance: of answers; at_limit: share of answers. hours: those that the
-    server spends on it; in the total with the drain, the time at the end when fewer and fewer requests run.
+    server spends on it; in the total with the drain, the time at the end when fewer and fewer requests run, or those of a narrow lane alone.
     gpu_hours: null without GPUs. disk in bytes. naive_hours: answers ÷ the pilot's completions per minute, as one would count by hand; null without completions.
     """
 
@@ -280,6 +283,7 @@ def project(
         per_second = rate.draw(float(tokens.mean()), noise)
         ending = {name: part for name, part in parts.items() if last is None or name in last}
         drain = _drain(lengths, ending, rate, machine, leftover) * rate.at_pilot / per_second
+        drain = drain + _alone(_by_lane(observed, parts), machine, rate.running, per_second)
         datasets = {
             name: _expected(part, part.output / per_second / 3600, rate, machine, store)
             for name, part in parts.items()
@@ -628,6 +632,40 @@ def _expected(part: _Amounts, hours: Floats, rate: Rate, machine: Machine, store
 
 
 # --- the end -----------------------------------------------------------------------------------------------------
+
+
+def _by_lane(observed: Sequence[Observed], parts: Mapping[str, _Amounts]) -> dict[str, Floats]:
+    """Draws of the output tokens of each lane."""
+    found: dict[str, Floats] = {}
+    for one in observed:
+        found[one.lane] = found.get(one.lane, 0.0) + parts[one.dataset].output
+    return found
+
+
+def _alone(tokens: Mapping[str, Floats], machine: Machine, running: float, per_second: Floats) -> Floats:
+    """Hours that lanes make the run longer, per draw: when the others are done, a narrow one does not fill the server.
+
+    Lanes share what runs in proportion to their ceilings, and what runs is at most `running` (the KV cache may hold no more);
+    the rate of fewer is that of the drain. tokens: by lane. per_second: with all of them at work.
+    """
+    if len(tokens) < 2 or not machine.ceilings:
+        return np.zeros_like(per_second)
+    ceilings = np.array([machine.ceilings[lane] for lane in tokens], dtype=np.float64)
+    left = np.column_stack(list(tokens.values()))
+    even = left.sum(axis=1) / per_second
+    most = min(running, ceilings.sum())
+    seconds = np.zeros_like(per_second)
+    for _ in tokens:  # in each round at least one lane ends
+        active = ceilings * (left > 0)
+        wide = np.maximum(active.sum(axis=1), 1e-9)
+        rate = per_second * (np.minimum(wide, most) / most) ** (1 - machine.exponent)
+        each = active * (rate / wide)[:, None]
+        needs = np.divide(left, each, out=np.full_like(left, np.inf), where=each > 0)
+        takes = np.where(np.isfinite(needs.min(axis=1)), needs.min(axis=1), 0.0)
+        left = np.where(needs <= takes[:, None], 0.0, left - each * takes[:, None])
+        seconds += takes
+    longer: Floats = np.maximum(seconds - even, 0.0) / 3600
+    return longer
 
 
 def _drain(

@@ -138,6 +138,20 @@ def test_when_all_is_done_nothing_remains() -> None:
     assert made.projection.budgeted is not None and made.projection.budgeted.remaining_hours.high == 0.0
 
 
+def test_hours_know_the_lanes() -> None:
+    """The dataset in the narrow lane is left alone in the end."""
+    wide = settings(None, "a", "b", drift_sd=0.0)
+    lanes = {"long": {"concurrency": 2}}
+    narrow = msgspec.structs.replace(
+        wide,
+        server=msgspec.convert(SERVER | {"concurrency": AT_ONCE - 2, "lanes": lanes}, ServerConfig),
+        datasets=wide.datasets | {"b": msgspec.structs.replace(wide.datasets["b"], lane="long")},
+    )
+    pilots = [report(lengths(), 5_000, name) for name in "ab"]
+    hours = [make(one, pilots).projection.full.total.hours.mean for one in (wide, narrow)]
+    assert hours[1] > 1.1 * hours[0]
+
+
 def test_what_will_not_be_had_is_not_planned() -> None:
     """Of 64 and 16, 16 had no answer: a fifth of the run's prompts will have none either."""
     made = make(settings(), [report(lengths(), 10_000, without_answer=16)])

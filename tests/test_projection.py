@@ -295,3 +295,32 @@ def test_gpu_hours_and_hidden_states() -> None:
     tokens = told.accepted_tokens.mean + told.prompt_tokens.mean  # all of the pilot's are accepted
     assert told.hidden_disk.mean == pytest.approx(tokens * 7_168 * 4 * 2, rel=1e-3)
     assert told.train_disk.mean == pytest.approx(tokens * 5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("running", "ceilings", "hours"),
+    [
+        # 1,000 tokens/s: the wide lane has 800 of them for 1,250 s, then the narrow one runs at 1,000 * (32 / 160) ** 0.655.
+        (160, {"": 128, "long": 32}, (1_250 + 3_750_000 / (1_000 * 0.2**0.655)) / 3_600),
+        (32, {"": 128, "long": 32}, 5_000 / 3_600),  # the KV cache holds no more than the narrow lane fills
+        (160, {"": 32, "long": 128}, 5_000 / 3_600),  # both end at the same time
+    ],
+)
+def test_a_narrow_lane_that_is_left_alone_takes_longer(
+    running: int, ceilings: dict[str, int], hours: float
+) -> None:
+    alike = answers(np.full(64, 100.0))
+    parts = [observed("a", 10_000, alike), observed("b", 40_000, alike, lane="long")]
+    told = plan(
+        parts,
+        rate=1_000,
+        windows=windows(1_000, running=running * np.ones(20)),
+        machine=Machine(ceilings=ceilings),
+        drift=STEADY,
+    ).full.total.hours
+    assert told.mean == pytest.approx(hours, rel=0.05)
+
+
+def test_lanes_of_one_dataset_or_none_change_nothing() -> None:
+    one, other = plan(shared_pilot()), plan(shared_pilot(), machine=Machine(ceilings={"": 150}))
+    assert one == other

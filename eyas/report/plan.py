@@ -218,7 +218,7 @@ def _datasets(title: str, run: Run) -> Table:
         f"{title}, by dataset",
         ["dataset", "answers", "output tokens", "time", "by count ÷ rate", "accepted", "at the limit"],
         [*(row(name, one) for name, one in run.datasets.items()), row("total", run.total)],
-        f"In brackets the 90 % interval. The total has the drain of {hours(run.drain_hours)}, when fewer and fewer requests run. "
+        f"In brackets the 90 % interval. The total has the drain of {hours(run.drain_hours)}, when fewer and fewer requests run, or a narrow lane is left alone. "
         "Count ÷ rate is what one gets without looking at lengths.",
     )
 
