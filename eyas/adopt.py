@@ -344,7 +344,7 @@ class _Adopting:
             raise _Unfit(NAMELESS)
         place, sample = self._next(name, record.sample)
         self._compare_prompt(place, prompt_ids)
-        text, ends = tokenizer.decode(output_ids)
+        text, lengths = tokenizer.decode(output_ids)
         present = {*prompt_ids, *output_ids}
         added = {text: token for text, token in tokenizer.added_tokens.items() if token in present}
         control = frozenset(tokenizer.control_ids)
@@ -354,7 +354,7 @@ class _Adopting:
             output_ids=output_ids,
             finish=finish,
             text=text,
-            text_ends=ends,
+            text_lengths=lengths,
             stop_ids=tokenizer.stop_ids,
             added_tokens=dict(sorted(added.items(), key=lambda item: item[1])),
             control_ids=[token for token in sorted(added.values()) if token in control],

@@ -8,11 +8,12 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from eyas.alarms import Lookout
 from eyas.audit import Audit, AuditAnswer, AuditPrompt
@@ -21,12 +22,14 @@ from eyas.config import AccessSettings, ModelConfig, SamplingConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
+from eyas.lengths import places
 from eyas.plugins import Busy, Completion, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
 from eyas.render import Refused, Renderer, render_hash
 from eyas.request import seed_of
 from eyas.units import Accepts, Plan, Step, Unit, journalled_tokens, place
+from eyas.wire import Session
 
 if TYPE_CHECKING:
     from eyas.server.lease import Lease, Server
@@ -144,6 +147,8 @@ class Asking:
         self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self.own = frozenset(self.added)
+        self.is_own = np.zeros(2 + max(self.own, default=0), bool)  # the last stands for all behind it
+        self.is_own[list(self.own)] = True
         self.control = frozenset(self.tokenizer.control_ids)
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
@@ -159,22 +164,16 @@ class Asking:
         self.lengths = Moments()
         self.recent: deque[tuple[float, int]] = deque()
 
-    def _added_in(self, *sequences: list[int]) -> dict[str, int]:
-        found = set().union(*(self.own.intersection(ids) for ids in sequences))
+    def _added_in(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> dict[str, int]:
+        output = places(output_ids)
+        found = self.own.intersection(prompt_ids).union(
+            output[self.is_own.take(output, mode="clip")].tolist()
+        )
         return {self.added[token]: token for token in sorted(found)}
 
     async def run(self) -> None:
-        import aiohttp
-
-        headers = {"Authorization": f"Bearer {self.lease.key}"} if self.lease.key else {}
-        # keep-alive shorter than the server's 5 s; the deadline is per request, so no client time-out
-        # (aiohttp's own total of 300 s would silently cut long answers).
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
         self.show.progress.state = "generating"
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers=headers
-        ) as self.session:
+        async with Session(self.lease.key) as self.session:
             self.fleet.start(self.session)
             self.ticker = asyncio.create_task(self._tick())
             # Its end is an error, which must not wait for a reply to be seen.
@@ -382,15 +381,15 @@ class Asking:
             return server, await self.engine.generate(self.session, url, ask)
 
     def _reply(self, request: str, ask: GenerateRequest, completion: Completion) -> Reply:
-        text, ends = self.tokenizer.decode(completion.output_ids)
-        added = self._added_in([*ask.prompt_ids], completion.output_ids)
+        text, lengths = self.tokenizer.decode(completion.output_ids)
+        added = self._added_in(ask.prompt_ids, completion.output_ids)
         return Reply(
             request=request,
             prompt_ids=[*ask.prompt_ids],
             output_ids=completion.output_ids,
             finish=completion.finish,
             text=text,
-            text_ends=ends,
+            text_lengths=lengths,
             stop_ids=self.tokenizer.stop_ids,
             added_tokens=added,
             control_ids=[token for token in added.values() if token in self.control],

@@ -26,6 +26,7 @@ TRANSPORT = frozenset(
         "eyas.progress",
         "eyas.alarms",
         "eyas.audit",
+        "eyas.wire",
         "eyas.fleet",
         "eyas.server.lease",
         "eyas.server.verdict",

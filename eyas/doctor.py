@@ -31,9 +31,8 @@ from eyas.render import Refused
 from eyas.units import with_options
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from eyas.server.lease import Lease
+    from eyas.wire import Session
 
 ANSWER_TOKENS = 512  # of a dataset's trial answer: enough to see how it begins; a long one is cut
 PATIENCE = 40.0  # s for all trial answers together
@@ -288,11 +287,9 @@ async def _answers(
     config: Config, engine: Engine, lease: Lease, trials: list[_Trial], patience: float
 ) -> list[Completion | BaseException | None]:
     """The completion of each trial, the error it met, or None for one that still runs after `patience` s."""
-    import aiohttp
+    from eyas.wire import Session
 
-    headers = {"Authorization": f"Bearer {lease.key}"} if lease.key else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    async with Session(lease.key) as session:
         tasks = []
         urls = cycle(lease.manifests)
         for seed, trial in enumerate(trials):
@@ -308,9 +305,7 @@ async def _answers(
     return found
 
 
-async def _twice(
-    engine: Engine, session: aiohttp.ClientSession, url: str, ask: GenerateRequest
-) -> Completion:
+async def _twice(engine: Engine, session: Session, url: str, ask: GenerateRequest) -> Completion:
     """The completion; what may pass is tried once more."""
     try:
         return await engine.generate(session, url, ask)
@@ -363,7 +358,7 @@ def _judged(
 
 
 def _reply(trial: _Trial, answer: Completion, tokenizer: Tokenizer) -> Reply:
-    text, ends = tokenizer.decode(answer.output_ids)
+    text, lengths = tokenizer.decode(answer.output_ids)
     present = set(trial.ids) | set(answer.output_ids)
     return Reply(
         request="",
@@ -371,7 +366,7 @@ def _reply(trial: _Trial, answer: Completion, tokenizer: Tokenizer) -> Reply:
         output_ids=answer.output_ids,
         finish=Finish(type=answer.finish.type, matched=answer.finish.matched),
         text=text,
-        text_ends=ends,
+        text_lengths=lengths,
         stop_ids=tokenizer.stop_ids,
         control_ids=tokenizer.control_ids,
         added_tokens={text: token for text, token in tokenizer.added_tokens.items() if token in present},

@@ -19,10 +19,9 @@ from eyas.plugins import Engine
 from eyas.progress import Progress
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from eyas.server.lease import Lease
     from eyas.server.shares import Move
+    from eyas.wire import Session
 
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 60.0  # seconds between attempts
 TICK = 0.5  # seconds between looks at this job's share of what may be in flight
@@ -59,7 +58,7 @@ class Fleet:
         self.last_sign = self._last_doubt = time.monotonic()
         self._told = False
 
-    def start(self, session: aiohttp.ClientSession) -> None:
+    def start(self, session: Session) -> None:
         """Begins to watch the servers, and to wait for those that have not generated yet."""
         for url in self.lease.urls:
             if url not in self.lease.manifests:
@@ -146,7 +145,7 @@ class Fleet:
     def _in_use(self) -> list[str]:
         return [url for url in self.lease.urls if url not in self._doubts]
 
-    async def _watch_loads(self, session: aiohttp.ClientSession) -> None:
+    async def _watch_loads(self, session: Session) -> None:
         """Moves the gates by what the servers say of their load or, where they say nothing, by what they brought."""
         while True:
             loads = []
@@ -160,7 +159,7 @@ class Fleet:
                 self.progress.kv_use = max(used, default=None)
             await asyncio.sleep(TICK)
 
-    async def _look(self, session: aiohttp.ClientSession, url: str) -> Gate | None:
+    async def _look(self, session: Session, url: str) -> Gate | None:
         load = None
         if self._tells_load:
             due = True

@@ -60,9 +60,9 @@ class Judge:
 
     def _split(self, response: Response) -> Split:
         total = len(response.output_ids)
-        if len(response.text_ends) != total:
+        if len(response.text_lengths) != total:
             raise EyasError(
-                f"{_name(response)}: {len(response.text_ends)} text_ends for {total} output_ids; the engine plugin must give one each"
+                f"{_name(response)}: {len(response.text_lengths)} text_lengths for {total} output_ids; the engine plugin must give one each"
             )
         try:
             split = self.reasoning.split(response)

@@ -38,9 +38,8 @@ from eyas.records import Finish, Message, ReasoningState, Response, TrainRow
 from eyas.tool_calls import NOTATIONS, Call, Notation, Tools
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from eyas.config import ModelConfig, SamplingConfig
+    from eyas.wire import Session
 
 GROUP = "eyas"
 BUILT_IN = "built-in"
@@ -191,8 +190,8 @@ class Tokenizer(Protocol):
         Raises Retry while a server that is needed for it is away, Reject for text that has no ids.
         """
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """Text without end tokens, and for each id how many characters of it are complete after that id."""
+    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
+        """Text without end tokens, and for each id how many characters of it that id completes, as eyas.lengths.spell has it."""
 
     def apply_template(
         self,
@@ -290,16 +289,14 @@ class Engine(Plugin):
         """The tokenizer of the served model, self-tested."""
 
     @abc.abstractmethod
-    async def generate(
-        self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
-    ) -> Completion:
+    async def generate(self, session: Session, url: str, request: GenerateRequest) -> Completion:
         """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
 
     def capacity(self, manifest: Mapping[str, Any]) -> Pool | None:
         """What one server of this manifest can hold; None if it does not tell."""
         return None
 
-    async def load(self, session: aiohttp.ClientSession, url: str) -> Load | None:
+    async def load(self, session: Session, url: str) -> Load | None:
         """How busy the server is; None if it does not tell, or not now."""
         return None
 

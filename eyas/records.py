@@ -5,10 +5,14 @@ Token ids are the truth everywhere; text is for people. Token counts are counts 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from eyas.lengths import Array
 
 
 class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,13 +77,14 @@ class Finish(Record, frozen=True):
     matched: int | str | None = None
 
 
-class Reply(Record, frozen=True):
+class Reply(Record, frozen=True, dict=True):
     """What the model said to one request: everything that training needs, nothing about how it travelled.
 
     request: hash of all that decides the distribution of the answer.
     output_ids: as generated, the end token included when there is one.
     text: decoded `output_ids` without the end token; undecodable bytes become U+FFFD.
-    text_ends: per output token, how many characters of `text` are complete once it is known.
+    text_lengths: per output token, how many characters of `text` it completes, one character each: "0" for none, "1" for one,
+        ":" for ten, as in ASCII (eyas.lengths.spell). `text_ends` are their sums.
     stop_ids: the model's end tokens.
     added_tokens: the ids of the tokenizer's own tokens (control tokens, reasoning and tool-call markers) that occur in
         prompt or output, by their text; so a marker is told from text that spells it, whatever the reasoning format.
@@ -93,26 +98,39 @@ class Reply(Record, frozen=True):
     output_ids: list[int]
     finish: Finish
     text: str
-    text_ends: list[int]
+    text_lengths: str
     stop_ids: list[int]
     added_tokens: dict[str, int]
     control_ids: list[int]
     effective_max_new: int
     constrained: bool
 
+    @cached_property
+    def text_ends(self) -> Array:
+        """Per output token, how many characters of `text` are complete once it is known."""
+        from eyas.lengths import ends_of
 
-class Response(Reply, frozen=True, dict=True):
+        return ends_of(self.text_lengths)
+
+
+class Response(Reply, frozen=True):
     """A reply in its place: the answer to turn `turn`, sample `sample` of prompt `key`."""
 
     key: str
     turn: int
     sample: int
 
+    def holds(self, tokens: Iterable[int]) -> bool:
+        """Whether one of `tokens` stands in the output, before what ended it."""
+        return any((self._inner == token).any() for token in tokens)
+
     @cached_property
-    def distinct(self) -> frozenset[int]:
-        """The ids that occur in the output, without the one that ended it; several checks look for few among many."""
+    def _inner(self) -> Array:
+        """The output without what ended it, for numpy: several checks look for few ids among many."""
+        from eyas.lengths import places
+
         ids = self.output_ids
-        return frozenset(ids[:-1] if ids and ids[-1] == self.finish.matched else ids)
+        return places(ids)[: len(ids) - (bool(ids) and ids[-1] == self.finish.matched)]
 
 
 class Delivery(Record, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from eyas.config import ModelConfig, SamplingConfig
 
-FORMAT = 3  # a change here makes every journalled answer stale
+FORMAT = 4  # a change here makes every journalled answer stale
 
 IDENTITY = ("id", "revision", "sha256", "quantisation", "weight_dtype", "kv_dtype")
 

@@ -107,7 +107,7 @@ class HubTokenizer:
         """Takes 0.7 s so that many prompts are encoded sooner, with the same ids."""
         self._backend.speed_up()
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
         """As in Pieces.decode. Raises EyasError for an id that the model does not have."""
         try:
             return self._pieces.decode(ids)

@@ -93,7 +93,7 @@ class Made:
         """The row of an answer to the prompt of which `asked` is text or ids; its response, and the row itself if it is accepted."""
         start, ids = (self.target.encode(part) if isinstance(part, str) else part for part in (asked, output))
         tokenizer = self.target.tokenizer
-        text, ends = tokenizer.decode(ids)
+        text, lengths = tokenizer.decode(ids)
         finish = "length" if cut else "stop"
         response = Response(
             key=key,
@@ -104,7 +104,7 @@ class Made:
             output_ids=ids,
             finish=Finish(type=finish),
             text=text,
-            text_ends=ends,
+            text_lengths=lengths,
             stop_ids=tokenizer.stop_ids,
             added_tokens=tokenizer.added_tokens,
             control_ids=tokenizer.control_ids,

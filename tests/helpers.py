@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import zstandard
 
 from eyas.journal import Answered, AnyEntry
+from eyas.lengths import spell
 from eyas.records import Delivery, Finish, Message, Origin, Prompt, Reply, Response
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def lengths_of(text_ends: Sequence[int]) -> str:
+    """Reply.text_lengths from how many characters are complete after each token."""
+    return spell(np.diff(text_ends, prepend=0))
 
 
 def reply(name: str = "a", **changes: Any) -> Reply:
@@ -25,7 +32,7 @@ def reply(name: str = "a", **changes: Any) -> Reply:
         "output_ids": [10, 11, 12, 13, 2],
         "finish": Finish(type="stop", matched=2),
         "text": "Why? </think> Yes",
-        "text_ends": [4, 5, 13, 17, 17],
+        "text_lengths": lengths_of([4, 5, 13, 17, 17]),
         "stop_ids": [2],
         "control_ids": [1, 2],
         "added_tokens": {},

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
-from helpers import reply
+from helpers import lengths_of, reply
 
 from eyas.config import ExportSettings, Stages, load
 from eyas.export import export
@@ -141,7 +141,7 @@ def train_row(dataset: str, one: Verdict) -> TrainRow:
 def _response(at: int, one: Verdict, reasoning: str, answer: str) -> Response:
     text = reasoning + answer
     ends = [len(reasoning)] * one.reasoning_tokens + [len(text)] * one.answer_tokens
-    made = reply(f"r{at}", output_ids=[9] * one.output_tokens, text=text, text_ends=ends)
+    made = reply(f"r{at}", output_ids=[9] * one.output_tokens, text=text, text_lengths=lengths_of(ends))
     return Response(
         key=one.key,
         turn=one.turn,

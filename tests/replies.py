@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+from helpers import lengths_of
+
 from eyas.records import Finish, Response
 
 END = 2  # the stop id, and one of the control ids
@@ -54,7 +56,7 @@ def response(
         "output_ids": ids,
         "finish": Finish(type="length") if cut else Finish(type="stop", matched=END),
         "text": text,
-        "text_ends": ends,
+        "text_lengths": lengths_of(ends),
         "stop_ids": [END],
         "control_ids": CONTROL,
         "added_tokens": added,

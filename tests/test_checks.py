@@ -74,7 +74,7 @@ IDLE = "stop id that did not end the answer"
 def test_stop_id_must_be_once_and_last_exactly_when_it_ended_the_answer(
     ids: list[int], finish: Finish, expected: list[str]
 ) -> None:
-    made = response([], output_ids=ids, finish=finish, text_ends=[0] * len(ids), stop_ids=[END, 3])
+    made = response([], output_ids=ids, finish=finish, text_lengths="0" * len(ids), stop_ids=[END, 3])
     assert faults(StopToken, made) == expected
 
 
@@ -139,21 +139,21 @@ def test_empty_answer_is_one_that_stopped_after_its_reasoning(
 def test_control_token_in_the_answer_is_found_but_not_the_end_token() -> None:
     fault = ["control token in the answer"]
     assert faults(ControlTokens, response(["a"])) == []
-    assert faults(ControlTokens, response([], output_ids=[7, 1, 8, END], text_ends=[0] * 4)) == fault
-    assert faults(ControlTokens, response([], output_ids=[7, END, 8, END], text_ends=[0] * 4)) == fault
-    assert faults(ControlTokens, response([], cut=True, output_ids=[7, END], text_ends=[0] * 2)) == fault
+    assert faults(ControlTokens, response([], output_ids=[7, 1, 8, END], text_lengths="0" * 4)) == fault
+    assert faults(ControlTokens, response([], output_ids=[7, END, 8, END], text_lengths="0" * 4)) == fault
+    assert faults(ControlTokens, response([], cut=True, output_ids=[7, END], text_lengths="0" * 2)) == fault
     assert faults(ControlTokens, response([], cut=True)) == []
 
 
 def test_control_tokens_that_the_config_allows_are_no_fault() -> None:
-    made = response([], output_ids=[7, 1, 8, END], text_ends=[0] * 4)
+    made = response([], output_ids=[7, 1, 8, END], text_lengths="0" * 4)
     assert ControlTokensOptions().allowed == []
     assert faults(ControlTokens, made, allowed=[1]) == []
 
 
 def test_control_tokens_of_the_reasoning_format_are_no_fault_but_markers_of_prompts_are() -> None:
     fault = ["control token in the answer"]
-    made = response([], output_ids=[7, 1, 8, 0, END], text_ends=[0] * 5)
+    made = response([], output_ids=[7, 1, 8, 0, END], text_lengths="0" * 5)
     assert faults(ControlTokens, made, Split("closed", 0, markers=frozenset({0, 1}))) == []
     assert faults(ControlTokens, made, Split("closed", 0, markers=frozenset({1}))) == fault
     assert faults(ControlTokens, response(["a"]), Split("closed", 0, foreign=True)) == fault
@@ -286,7 +286,7 @@ def test_no_captured_answer_of_the_small_model_is_degenerate_or_ends_wrongly() -
     assert len(rows) > 400
     for row in rows:
         finish = STOP if row["stop"] == "eos" else CUT
-        made = response([], output_ids=row["tokens"], finish=finish, text_ends=[0] * len(row["tokens"]))
+        made = response([], output_ids=row["tokens"], finish=finish, text_lengths="0" * len(row["tokens"]))
         for check in (Degenerate, StopToken, ControlTokens):
             assert faults(check, made) == [], row["full"]
 
@@ -329,7 +329,9 @@ def test_degenerate_agrees_with_its_definition(
 ) -> None:
     ids = start + unit * repeats + rest
     found = list(
-        Degenerate(options).faults(response([], cut=True, output_ids=ids, text_ends=[0] * len(ids)), CLOSED)
+        Degenerate(options).faults(
+            response([], cut=True, output_ids=ids, text_lengths="0" * len(ids)), CLOSED
+        )
     )
     assert (PERIOD in found) == has_period(ids, options)
     assert (NGRAMS in found) == has_few_ngrams(ids, options)

@@ -77,7 +77,7 @@ class Model:
         ids = [token for part in parts for token in part]
         if not cut:
             ids += self.own(self.format.stops[0])
-        text, ends = self.tokenizer.decode(ids)
+        text, lengths = self.tokenizer.decode(ids)
         occurring = {*self.prompt_ids, *ids}
         added = {name: token for name, token in self.tokenizer.added_tokens.items() if token in occurring}
         return response(
@@ -86,7 +86,7 @@ class Model:
             output_ids=ids,
             finish=Finish(type="length") if cut else Finish(type="stop", matched=ids[-1]),
             text=text,
-            text_ends=ends,
+            text_lengths=lengths,
             stop_ids=self.tokenizer.stop_ids,
             added_tokens=added,
             control_ids=[token for token in added.values() if token in self.tokenizer.control_ids],

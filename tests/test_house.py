@@ -19,7 +19,7 @@ PACKAGE = ROOT / "eyas"
 # Floors from the ground up; a module may import from its own floor and those below. `plugins` finds the plugin
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
-    {"errors", "records", "progress", "tool_calls"},
+    {"errors", "lengths", "records", "progress", "tool_calls", "wire"},
     {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
         "admission",
@@ -128,7 +128,7 @@ def test_envs_hold_what_their_stages_import() -> None:
     """An env that lacks a dependency of its rule fails only on a user's cluster."""
     known = {
         "yaml": "pyyaml",
-        "aiohttp": "aiohttp",
+        "httptools": "httptools",
         "requests": "requests",
         "numpy": "numpy",
         "pandas": "pandas",
@@ -165,7 +165,15 @@ def test_envs_hold_what_their_stages_import() -> None:
         + [PACKAGE / f"{name}.py" for name in ("tokenizer", "remote_tokenizer", "ranked", "fetch")]
         + [*PACKAGE.glob("server/*.py"), *PACKAGE.glob("engines/*.py")],
     }
-    only_asking = {"aiohttp", "requests", "gguf", "urllib3", "huggingface_hub", "tokenizers", "transformers"}
+    only_asking = {
+        "httptools",
+        "requests",
+        "gguf",
+        "urllib3",
+        "huggingface_hub",
+        "tokenizers",
+        "transformers",
+    }
     only_asking |= {"tiktoken"}
     for env, paths in needed.items():
         text = (ROOT / "envs" / f"{env}.yaml").read_text()
@@ -202,7 +210,7 @@ def test_links_in_the_documents_lead_somewhere() -> None:
 
 def test_plugins_are_found_where_only_the_rules_data_packages_are_installed() -> None:
     """Every rule finds all plugins, so a plugin module must not import at its top what only its own work needs."""
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['aiohttp', 'requests', 'urllib3', 'gguf', 'xllamacpp', 'snakemake', 'huggingface_hub', 'tokenizers', 'transformers']))"
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['httptools', 'requests', 'urllib3', 'gguf', 'xllamacpp', 'snakemake', 'huggingface_hub', 'tokenizers', 'transformers']))"
     code = f"{blocked}; from eyas.plugins import registry; print(len(registry().all()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert int(done.stdout or "0") >= 19, done.stderr

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from helpers import answered, digest, journal_entries
+from helpers import answered, digest, journal_entries, lengths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,11 @@ IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 ENTRIES = st.one_of(
     st.builds(
         lambda text, prompt, output, end: answered(
-            prompt_ids=prompt, output_ids=output, text=text, text_ends=[len(text)] * len(output), finish=end
+            prompt_ids=prompt,
+            output_ids=output,
+            text=text,
+            text_lengths=lengths_of([len(text)] * len(output)),
+            finish=end,
         ),
         TEXTS,
         IDS,

@@ -366,7 +366,7 @@ class SmallTokenizer:
     def encode(self, text: str, *, control: bool) -> list[int]:
         return [self.added_tokens[text]] if control and text in self.added_tokens else [*text.encode()]
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
         raise NotImplementedError
 
 

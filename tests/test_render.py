@@ -48,7 +48,7 @@ class Tokenizer:
             text = text[at + len(CONTROL[token - 256]) :]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
         raise NotImplementedError
 
     def apply_template(self, messages: Any, tools: Any, options: Any) -> str:

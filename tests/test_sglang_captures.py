@@ -15,7 +15,6 @@ import pytest
 
 from eyas.config import ModelConfig
 from eyas.engines import sglang_manifest
-from eyas.engines.http import Answer
 from eyas.engines.sglang_replies import (
     Busy,
     TooLong,
@@ -29,6 +28,7 @@ from eyas.engines.sglang_replies import (
 from eyas.errors import EyasError
 from eyas.plugins import Load, Reject, Retry
 from eyas.records import Finish
+from eyas.wire import Answer
 
 KEPT = Path(__file__).parent / "data" / "sglang"
 SHARED = Path(__file__).parents[2] / "shared" / "captures" / "sglang"

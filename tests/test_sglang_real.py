@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 import pytest
 import real_sglang
@@ -21,6 +20,7 @@ from eyas.engines.sglang import Dialect, Sglang
 from eyas.engines.sglang_options import SglangOptions
 from eyas.errors import EyasError
 from eyas.plugins import Completion, GenerateRequest, Load, Reject, Retry
+from eyas.wire import Session
 
 pytestmark = pytest.mark.sglang
 KEY = "sk-of-the-real-tests"
@@ -77,9 +77,9 @@ def ready(url: str) -> Sglang:
     return made
 
 
-def run(work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+def run(work: Callable[[Session], Awaitable[T]]) -> T:
     async def with_session() -> T:
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        async with Session(KEY) as session:
             return await work(session)
 
     return asyncio.run(with_session())
@@ -195,7 +195,7 @@ def test_answers_follow_a_regular_expression_or_a_grammar(ready: Sglang, url: st
 
 
 def test_twelve_over_four_slots_are_seen_in_the_load_and_all_answered(ready: Sglang, url: str) -> None:
-    async def many(session: aiohttp.ClientSession) -> tuple[list[Completion], list[Load | None]]:
+    async def many(session: Session) -> tuple[list[Completion], list[Load | None]]:
         sampling = SamplingConfig(**{**LONG, "max_new_tokens": 60})
         asked = asyncio.gather(
             *(ready.generate(session, url, GenerateRequest([5, n], sampling, 7)) for n in range(12))
@@ -221,7 +221,7 @@ def test_a_retraction_loses_nothing_and_is_told(ready: Sglang, url: str) -> None
 
 
 def test_what_is_aborted_is_no_answer(ready: Sglang, url: str) -> None:
-    async def aborted(session: aiohttp.ClientSession) -> list[Completion | BaseException]:
+    async def aborted(session: Session) -> list[Completion | BaseException]:
         asked = [
             asyncio.create_task(
                 ready.generate(session, url, GenerateRequest([5, n], SamplingConfig(**LONG), 7))
@@ -229,8 +229,7 @@ def test_what_is_aborted_is_no_answer(ready: Sglang, url: str) -> None:
             for n in range(6)
         ]
         await asyncio.sleep(2)
-        async with session.post(f"{url}/abort_request", json={"abort_all": True}) as reply:
-            assert reply.status == 200
+        assert (await session.post(f"{url}/abort_request", b'{"abort_all": true}')).status == 200
         return await asyncio.gather(*asked, return_exceptions=True)
 
     found = run(aborted)

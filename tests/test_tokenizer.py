@@ -343,7 +343,7 @@ def test_an_answer_ends_where_the_template_ends_a_turn(made: Make, end: str, sto
 def test_ids_that_pad_the_vocabulary_are_no_text_and_others_are_an_error(made: Make) -> None:
     tokenizer = load(made(**{"config.json": {"vocab_size": 300}}))
     assert tokenizer.vocabulary_size == 258
-    assert tokenizer.decode([0x61, 299, 0x62]) == ("ab", [1, 1, 2])
+    assert tokenizer.decode([0x61, 299, 0x62]) == ("ab", "101")
     for wrong in (300, -1):
         with pytest.raises(EyasError, match=r"has ids below 300, the server gave .*; serve the model that"):
             tokenizer.decode([0x61, wrong])
@@ -355,7 +355,7 @@ def test_white_space_that_is_an_added_token_is_text(made: Make) -> None:
     tokenizer = load(made(**{"tokenizer.json": raw}))
     assert tokenizer.added_tokens == {"<eos>": 257}
     assert tokenizer.encode("a\n\n<eos>", control=False) == [0x61, 256, *b"<eos>"]
-    assert tokenizer.decode([0x61, 256, 0x62]) == ("a\n\nb", [1, 3, 4])
+    assert tokenizer.decode([0x61, 256, 0x62]) == ("a\n\nb", "121")
 
 
 def test_limits_that_a_tokenizer_file_was_saved_with_cut_nothing(made: Make) -> None:
@@ -450,7 +450,7 @@ def test_byte_fallback_without_that_space_is_byte_exact(tmp_path: Path) -> None:
         ids = tokenizer.encode(text, control=False)
         assert tokenizer.decode(ids)[0] == text
     emoji = tokenizer.encode("🫠", control=False)
-    assert tokenizer.decode(emoji[-4:]) == ("🫠", [0, 0, 0, 1])
+    assert tokenizer.decode(emoji[-4:]) == ("🫠", "0001")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"decoder": null}', ""])

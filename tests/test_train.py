@@ -89,7 +89,7 @@ def test_mask_and_ids_are_aligned_whatever_was_said(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[list[int], list[int], bool]]
 ) -> None:
     answers = [
-        response(f"k{n}", name=str(n), prompt_ids=asked, output_ids=said, text_ends=[0] * len(said))
+        response(f"k{n}", name=str(n), prompt_ids=asked, output_ids=said, text_lengths="0" * len(said))
         for n, (asked, said, _) in enumerate(drawn)
     ]
     rows = made(

@@ -213,8 +213,10 @@ def test_options_reach_the_checks() -> None:
 
 
 def test_engine_that_gives_too_few_text_offsets_is_named() -> None:
-    with pytest.raises(EyasError, match=r"^response k:0:0: 1 text_ends for 5 output_ids; the engine plugin"):
-        judge(response(GOOD, text_ends=[1]))
+    with pytest.raises(
+        EyasError, match=r"^response k:0:0: 1 text_lengths for 5 output_ids; the engine plugin"
+    ):
+        judge(response(GOOD, text_lengths="1"))
 
 
 PLUGINS = """

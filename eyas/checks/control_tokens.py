@@ -31,7 +31,7 @@ class ControlTokens(Check):
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
         control = set(response.control_ids).difference(self.options.allowed, split.markers)
-        found = split.foreign or not control.isdisjoint(response.distinct)
+        found = split.foreign or response.holds(control)
         return ["control token in the answer"] if found else []
 
 

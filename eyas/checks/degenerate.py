@@ -76,20 +76,19 @@ class Degenerate(Check):
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
         ids = response.output_ids
-        if ids and ids[-1] == response.finish.matched:
-            ids = ids[:-1]
-        if self._is_periodic(ids):
+        total = len(ids) - (bool(ids) and ids[-1] == response.finish.matched)
+        if self._is_periodic(ids, total):
             yield PERIODIC
-        if self._has_few_ngrams(ids[-self.options.window :]):
+        if self._has_few_ngrams(ids, total):
             yield FEW_NGRAMS
 
-    def _is_periodic(self, ids: list[int]) -> bool:
-        """Whether the end of `ids` repeats. Only distances at which the last token recurs can be periods."""
-        total = len(ids)
+    def _is_periodic(self, ids: list[int], total: int) -> bool:
+        """Whether the end of the first `total` ids repeats. Only distances at which the last token recurs can be periods."""
         if total < self.options.min_tokens:
             return False
-        last = ids[-1]
-        backwards = ids[-2 : -2 - self.options.max_period : -1]
+        last, probe = ids[total - 1], ids[total - PROBE : total]
+        backwards = ids[max(total - 1 - self.options.max_period, 0) : total - 1]
+        backwards.reverse()
         period = 0
         while True:
             try:
@@ -99,20 +98,24 @@ class Degenerate(Check):
             covered = max(self.options.min_repeats * period, self.options.min_tokens)
             if covered > total:
                 return False
-            if covered - period < PROBE or ids[total - period - PROBE : total - period] == ids[-PROBE:]:
-                tail = ids[-covered:]
+            if covered - period < PROBE or ids[total - period - PROBE : total - period] == probe:
+                tail = ids[total - covered : total]
                 if tail[period:] == tail[:-period]:
                     return True
 
-    def _has_few_ngrams(self, ids: list[int]) -> bool:
+    def _has_few_ngrams(self, ids: list[int], total: int) -> bool:
+        """Whether the window that ends the first `total` ids holds few n-grams."""
         size = self.options.ngram
         ngrams = self.options.window - size + 1
-        if len(ids) < self.options.window:
+        if total < self.options.window:
             return False
         least = self.options.min_distinct * ngrams
-        # Each distinct token but those of the last n-gram begins a distinct n-gram of its own, so this bound often settles it.
-        if len(set(ids)) - size + 1 >= least:
-            return False
+        # Each distinct token but those of the last n-gram begins a distinct n-gram of its own, so this bound often settles
+        # it, and mostly within the last quarter.
+        for part in (self.options.window // 4, self.options.window):
+            if len(set(ids[total - part : total])) - size + 1 >= least:
+                return False
+        ids = ids[total - self.options.window : total]
         return len(set(zip(*(ids[shift : shift + ngrams] for shift in range(size)), strict=True))) < least
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from eyas.plugins import Check, Register, Split, hookimpl
 from eyas.records import Response
 
+EARLY = "stop id before the end"
+
 
 class StopToken(Check):
     """Finds answers whose stop id is not exactly once and last, or that hold one although they were cut.
@@ -17,7 +19,7 @@ class StopToken(Check):
     name = "stop_token"
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
-        ids, finish, before = response.output_ids, response.finish, response.distinct
+        ids, finish = response.output_ids, response.finish
         stops = set(response.stop_ids)
         if finish.type == "stop" and not isinstance(finish.matched, str):
             if not ids or ids[-1] != finish.matched:
@@ -26,9 +28,11 @@ class StopToken(Check):
                 stops.add(finish.matched)
         elif ids and ids[-1] in stops:
             yield "stop id that did not end the answer"
-            before = frozenset(ids[:-1])
-        if not stops.isdisjoint(before):
-            yield "stop id before the end"
+            if not stops.isdisjoint(ids[:-1]):
+                yield EARLY
+            return
+        if response.holds(stops):
+            yield EARLY
 
 
 @hookimpl

@@ -1,26 +1,20 @@
 """The control side of an engine: blocking calls to one server, for what is asked now and then.
 
-Requests for answers go another way, through the run's aiohttp session.
+Requests for answers go another way, through eyas.wire.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from eyas.errors import EyasError
 from eyas.plugins import Retry
+from eyas.wire import Answer
 
 CONNECT_TIMEOUT = 5.0  # s
 REPLY_TIMEOUT = 600.0  # s; a reply of one token may wait for long answers before it
-
-
-class Answer(NamedTuple):
-    """What a server said: HTTP status and body."""
-
-    status: int
-    body: bytes
 
 
 class Client:

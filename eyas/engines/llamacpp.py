@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eyas.config import ModelConfig, SamplingConfig
-from eyas.engines.http import Answer, Client
+from eyas.engines.http import Client
 from eyas.errors import EyasError
 from eyas.plugins import (
     Completion,
@@ -39,9 +39,10 @@ from eyas.plugins import (
     hookimpl,
 )
 from eyas.records import Finish
+from eyas.wire import Answer
 
 if TYPE_CHECKING:
-    import aiohttp
+    from eyas.wire import Session
 
 LAUNCHER = Path(__file__).with_name("llamacpp_launcher.py")
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp reads this seed as "any"
@@ -391,7 +392,7 @@ class LlamaCppTokenizer:
         except UnicodeEncodeError:
             raise Reject("text is not valid Unicode") from None
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
         """As in Pieces.decode."""
         return self._pieces.decode(ids)
 
@@ -656,11 +657,7 @@ class LlamaCpp(Engine):
         tokenizer.self_test()
         return tokenizer
 
-    async def generate(
-        self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
-    ) -> Completion:
-        import aiohttp
-
+    async def generate(self, session: Session, url: str, request: GenerateRequest) -> Completion:
         prompt, context = request.prompt_ids, self.model.context
         if not prompt:
             raise Reject("empty prompt")
@@ -672,16 +669,11 @@ class LlamaCpp(Engine):
         fields = request_fields(prompt, request.sampling, request.seed, limit, context)
         body = msgspec.json.encode(fields | {"response_fields": REPLY_FIELDS})
         try:
-            async with session.post(
-                f"{url.rstrip('/')}/completion", data=body, headers={"Content-Type": "application/json"}
-            ) as reply:
-                status, raw = reply.status, await reply.read()
+            status, raw = await session.post(f"{url.rstrip('/')}/completion", body)
         except TimeoutError:
             raise
-        except aiohttp.InvalidURL as error:
-            raise EyasError(f"server.url: {error} is no address; it looks like http://host:port") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise Retry(f"connection: {type(error).__name__}") from error
+        except OSError as error:
+            raise Retry(f"connection: {error}") from error
         completion = read_completion(status, raw, limit)
         self._check_name(url, _decode(raw, _Named).model)
         return completion

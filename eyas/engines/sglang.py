@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from eyas.config import ModelConfig, SamplingConfig
 from eyas.engines import sglang_manifest
-from eyas.engines.http import REPLY_TIMEOUT, Answer, Client
+from eyas.engines.http import REPLY_TIMEOUT, Client
 from eyas.engines.sglang_causes import explain
 from eyas.engines.sglang_options import SglangOptions, check_model, launches, warnings
 from eyas.engines.sglang_replies import LOADS, TooLong, has_ids, read_completion
@@ -35,13 +35,13 @@ from eyas.plugins import (
     Retry,
     hookimpl,
 )
+from eyas.wire import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import aiohttp
-
     from eyas.tokenizer import HubTokenizer
+    from eyas.wire import Session
 
 LOAD_TIMEOUT = 10.0  # s
 LOOK_TIMEOUT = 60.0  # s for each reply to a look at a server that is known; nobody waits longer for one
@@ -218,11 +218,7 @@ class Sglang(Engine):
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, session: aiohttp.ClientSession, url: str, request: GenerateRequest
-    ) -> Completion:
-        import aiohttp
-
+    async def generate(self, session: Session, url: str, request: GenerateRequest) -> Completion:
         url = url.rstrip("/")
         dialect, tokenizer, prompt = self._dialects.get(url), self._tokenizer, request.prompt_ids
         if dialect is None:
@@ -237,14 +233,11 @@ class Sglang(Engine):
             raise Reject("prompt too long for the server")
         body = msgspec.json.encode(request_fields(request, limit, tokenizer.stop_ids, dialect))
         try:
-            async with session.post(
-                f"{url}/generate", data=body, headers={"Content-Type": "application/json"}
-            ) as reply:
-                status, raw = reply.status, await reply.read()
+            status, raw = await session.post(f"{url}/generate", body)
         except TimeoutError:
             raise
-        except (aiohttp.ClientError, OSError) as error:
-            raise Retry(f"connection: {type(error).__name__}") from error
+        except OSError as error:
+            raise Retry(f"connection: {error}") from error
         try:
             return read_completion(
                 status,
@@ -260,18 +253,17 @@ class Sglang(Engine):
     def capacity(self, manifest: Mapping[str, Any]) -> Pool:
         return sglang_manifest.pool(manifest)
 
-    async def load(self, session: aiohttp.ClientSession, url: str) -> Load | None:
-        import aiohttp
-
+    async def load(self, session: Session, url: str) -> Load | None:
         url = url.rstrip("/")
         dialect = self._dialects.get(url)
         if dialect is None or dialect.loads is None:
             return None
         path = dialect.loads
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT), session.get(url + path) as reply:
-                return LOADS[path](await reply.read()) if reply.status == 200 else None
-        except (aiohttp.ClientError, OSError):  # time-outs are OSErrors
+            async with asyncio.timeout(LOAD_TIMEOUT):
+                status, body = await session.get(url + path)
+                return LOADS[path](body) if status == 200 else None
+        except OSError:  # time-outs are OSErrors
             return None
 
 

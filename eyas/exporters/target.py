@@ -12,6 +12,7 @@ from eyas.chat_template import FAILURES
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.hub import tokenizer_folder
+from eyas.lengths import ends_of
 from eyas.plugins import Reasoning, Reject, Told
 from eyas.records import Finish, Prompt, Reply, TrainRow, unit_place
 from eyas.render import Refused, Renderer, for_template
@@ -60,10 +61,10 @@ class Target:
         """The end token at the very end of ids, if there is one."""
         return self._names.get(ids[-1], "") if ids and ids[-1] in self._stops else ""
 
-    def ends(self, ids: Sequence[int]) -> list[int]:
+    def ends(self, ids: Sequence[int]) -> Sequence[int]:
         """For each id, how many characters of the text are complete after it, the end token's own included."""
-        ends = self.tokenizer.decode(ids)[1]
-        return [*ends[:-1], len(self.text(ids))] if ids else ends
+        ends = ends_of(self.tokenizer.decode(ids)[1])
+        return [*ends[:-1].tolist(), len(self.text(ids))] if ids else []
 
     def encode(self, text: str) -> list[int]:
         """Ids as a trainer's tokenizer has them: spelt control tokens become control tokens."""
@@ -73,17 +74,17 @@ class Target:
         """`row` in words; `prompt` holds all that came before it. The output is split on its ids by the reasoning format."""
         start = len(row.input_ids) - sum(row.loss_mask)
         prompt_ids, output_ids = row.input_ids[:start], row.input_ids[start:]
-        text, ends = self.tokenizer.decode(row.input_ids)
-        asked = text[: ends[start - 1]] if start else ""
-        output, ends = self.tokenizer.decode(output_ids)
+        text, lengths = self.tokenizer.decode(row.input_ids)
+        asked = text[: ends_of(lengths)[start - 1]] if start else ""
+        output, lengths = self.tokenizer.decode(output_ids)
         split = self.reasoning.split(
-            Reply(
+            reply := Reply(
                 request=row.metadata.request,
                 prompt_ids=prompt_ids,
                 output_ids=output_ids,
                 finish=Finish(type=row.metadata.finish),
                 text=output,
-                text_ends=ends,
+                text_lengths=lengths,
                 stop_ids=self.tokenizer.stop_ids,
                 added_tokens=self.tokenizer.added_tokens,
                 control_ids=self.tokenizer.control_ids,
@@ -93,7 +94,7 @@ class Target:
         )
         reasoning, answer = None, output
         if split.reasoning_tokens and split.state in CLOSED and self.close:
-            end = ends[split.reasoning_tokens - 1]
+            end = reply.text_ends[split.reasoning_tokens - 1]
             # The last token of reasoning may hold the first characters of the answer.
             inside, close, first = output[:end].rpartition(self.close)
             if close:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from eyas.errors import EyasError
 from eyas.plugins import Reasoning, Said, Split, Tokenizer
 from eyas.records import ReasoningState
 from eyas.tool_calls import NOTATIONS, Tools
+
+if TYPE_CHECKING:
+    from eyas.lengths import Array
 
 History = Literal["dropped", "kept_for_tools"]
 
@@ -146,7 +149,7 @@ class Delimited(Reasoning):
 
     def _split(self, response: Any, opened: bool) -> Parts:
         text: str = response.text
-        ends: list[int] = response.text_ends
+        ends: Array = response.text_ends
         everything = len(response.output_ids)
 
         start = 0
@@ -249,7 +252,7 @@ class Delimited(Reasoning):
             )
 
 
-def _first_token(at: int, ends: list[int]) -> int:
+def _first_token(at: int, ends: Array) -> int:
     """The first token that holds a part of the character at `at`, be it only some of its bytes."""
     if at == 0:
         return 0

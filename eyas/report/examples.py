@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from eyas.columns import read_columns
+from eyas.lengths import Array, ends_of
 from eyas.recordfile import read_records
 from eyas.records import Prompt, unit_id
 from eyas.report.words import cut
@@ -46,7 +47,7 @@ class Said(Struct, frozen=True):
     turn: int
     sample: int
     text: str
-    text_ends: list[int]
+    text_lengths: str
 
 
 class _Reject(Struct, frozen=True):
@@ -125,7 +126,7 @@ def _read(folder: Path, rejects: Mapping[Unit, _Reject]) -> dict[Unit, Example]:
 
 
 def _example(reject: _Reject, said: Said, prompt: Prompt) -> Example:
-    reasoning, answer = parts(said.text, said.text_ends, reject.reasoning_tokens)
+    reasoning, answer = parts(said.text, ends_of(said.text_lengths), reject.reasoning_tokens)
     key, turn, sample = reject.unit
     asked = prompt.turns[turn - 1].messages if turn else prompt.messages
     return Example(
@@ -141,7 +142,7 @@ def _example(reject: _Reject, said: Said, prompt: Prompt) -> Example:
     )
 
 
-def parts(text: str, text_ends: Sequence[int], reasoning_tokens: int) -> tuple[str, str]:
+def parts(text: str, text_ends: Array, reasoning_tokens: int) -> tuple[str, str]:
     """An answer's reasoning, up to and with its closing delimiter, and what follows."""
     at = text_ends[reasoning_tokens - 1] if reasoning_tokens else 0
     return text[:at], text[at:]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
 from msgspec import Struct
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA's, and Windows' for its Linux
 
 
 class Gpu(Struct, frozen=True):
@@ -36,6 +39,8 @@ def _look(nvml: Any, handle: Any) -> Gpu:
 @cache
 def _open() -> tuple[Any, list[Any]]:
     """NVML and a handle for each GPU, opened once."""
+    if not any(map(os.path.exists, DRIVERS)):  # importing the bindings takes longer than all looks of an hour
+        return None, []
     try:
         import pynvml
     except ImportError:

@@ -12,6 +12,7 @@ from functools import cache
 
 import msgspec
 import numpy as np
+from helpers import lengths_of
 
 from eyas.config import GenerateSettings, ModelConfig, SamplingConfig, TrainSettings, ValidateSettings
 from eyas.journal import Answered, Rendered
@@ -74,7 +75,7 @@ class Answer:
     output_ids: list[int]
     finish: Finish
     text: str
-    text_ends: list[int]
+    text_lengths: str
 
 
 def _pieces(random: np.random.Generator) -> list[str]:
@@ -124,7 +125,7 @@ def pool(size: int, tokens: int | None = None) -> list[Answer]:
                 output_ids=ids,
                 finish=Finish(type="length") if cut else Finish(type="stop", matched=STOP),
                 text=text,
-                text_ends=ends,
+                text_lengths=lengths_of(ends),
             )
         )
     return answers
@@ -162,7 +163,7 @@ def entries(count: int) -> Iterator[Rendered | Answered]:
             output_ids=answer.output_ids,
             finish=answer.finish,
             text=answer.text,
-            text_ends=answer.text_ends,
+            text_lengths=answer.text_lengths,
             stop_ids=[STOP],
             added_tokens=ADDED,
             control_ids=[STOP],

@@ -87,7 +87,7 @@ def generate(folder: Path, count: int, tokens: int) -> None:
                     output_ids=answer.output_ids,
                     finish=answer.finish,
                     text=answer.text,
-                    text_ends=answer.text_ends,
+                    text_lengths=answer.text_lengths,
                     stop_ids=[synthetic.STOP],
                     added_tokens=synthetic.ADDED,
                     control_ids=[synthetic.STOP],

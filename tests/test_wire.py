@@ -1,0 +1,231 @@
+"""The HTTP client for answers: connections kept and dropped, every way a reply may end, and what is no address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+import eyas.wire
+from eyas.errors import EyasError
+from eyas.wire import Answer, Session
+
+T = TypeVar("T")
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Server:
+    """Answers each request with the next of `replies`; one that ends in None closes the connection behind it."""
+
+    def __init__(self, *replies: list[bytes | None]) -> None:
+        self.replies = list(replies)
+        self.requests: list[bytes] = []
+        self.connections = self.closed = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].split()[0])
+                self.requests.append(head + await reader.readexactly(length))
+                for part in self.replies.pop(0):
+                    if part is None:
+                        return
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)  # so that parts arrive apart
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(server: Server) -> AsyncIterator[str]:
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+def run(server: Server, work: Callable[[Session, str], Awaitable[T]], key: str | None = None) -> T:
+    async def all_of_it() -> T:
+        async with serving(server) as url, Session(key) as session:
+            return await asyncio.wait_for(work(session, url), 10)
+
+    return asyncio.run(all_of_it())
+
+
+def test_a_request_says_what_it_must_and_the_reply_comes_back() -> None:
+    server = Server([WHOLE])
+    assert run(server, lambda session, url: session.post(f"{url}/a/b?c=d", b'{"x":1}'), "sk-1") == Answer(
+        200, b"ok"
+    )
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"POST /a/b?c=d HTTP/1.1" and body == b'{"x":1}'
+    assert {b"Content-Type: application/json", b"Authorization: Bearer sk-1", b"Content-Length: 7"} < set(
+        lines
+    )
+    assert [line for line in lines if line.startswith(b"Host: 127.0.0.1:")]
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "body"),
+    [
+        ([b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy"], (503, b"busy")),
+        ([b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 6\r\n\r\nab", b"cdef"], (200, b"abcdef")),
+        ([CHUNKED, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"], (200, b"abcde")),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", WHOLE], (200, b"ok")),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], (204, b"")),
+        ([b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the ", b"end", None], (200, b"to the end")),
+        ([b"HTTP/1.0 200 OK\r\n\r\nold", None], (200, b"old")),
+    ],
+)
+def test_every_way_that_a_body_may_end(reply: list[bytes | None], body: tuple[int, bytes]) -> None:
+    server = Server(reply, [WHOLE])
+
+    async def twice(session: Session, url: str) -> list[Answer]:
+        return [await session.get(url), await session.get(url)]
+
+    assert run(server, twice) == [body, (200, b"ok")]
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ([None], "closed before the reply was whole"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Le", None], "closed before the reply was whole"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", None], "closed before the reply was whole"),
+        ([CHUNKED, b"5\r\nab", None], "closed before the reply was whole"),
+        ([b"<html>\r\n\r\n"], "no HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"], "no HTTP"),
+    ],
+)
+def test_a_reply_that_is_not_whole_is_an_error(reply: list[bytes | None], why: str) -> None:
+    server = Server(reply, [WHOLE])
+
+    async def again(session: Session, url: str) -> Answer:
+        with pytest.raises(ConnectionError, match=why):
+            await session.get(url)
+        return await session.get(url)
+
+    assert run(server, again) == (200, b"ok")
+    assert server.connections == 2
+
+
+def test_connections_are_kept_and_each_has_one_request_at_a_time() -> None:
+    server = Server(*[[WHOLE]] * 40)
+
+    async def ask(session: Session, url: str) -> None:
+        for _ in range(4):
+            found = await asyncio.gather(*(session.post(url, b"{}") for _ in range(10)))
+            assert found == [Answer(200, b"ok")] * 10
+
+    run(server, ask)
+    assert server.connections == 10
+
+
+def test_what_a_server_closes_or_would_soon_close_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(
+        [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"],
+        [WHOLE, None],
+        [WHOLE],
+        [WHOLE],
+    )
+
+    async def ask(session: Session, url: str) -> None:
+        for _ in range(3):
+            await session.get(url)
+            await asyncio.sleep(0.1)
+        monkeypatch.setattr(eyas.wire, "KEPT", 0.05)
+        await session.get(url)
+
+    run(server, ask)
+    assert server.connections == 4
+
+
+def test_who_gives_up_leaves_no_connection_with_a_reply_to_come() -> None:
+    server = Server([b"HTTP/1.1 200 OK\r\n"], [WHOLE])
+
+    async def ask(session: Session, url: str) -> Answer:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.get(url)
+        return await session.get(url)
+
+    assert run(server, ask) == (200, b"ok")
+    assert server.connections == 2
+
+
+def test_the_end_of_a_session_closes_what_it_kept() -> None:
+    server = Server([WHOLE])
+
+    async def ask() -> None:
+        async with serving(server) as url:
+            async with Session() as session:
+                await session.get(url)
+            for _ in range(100):
+                if server.closed:
+                    break
+                await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
+    assert server.closed == 1
+
+
+def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    server = Server([WHOLE + WHOLE], [WHOLE])
+
+    async def ask(session: Session, url: str) -> None:
+        await session.get(url)
+        await session.get(url)
+
+    run(server, ask)
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:30000",
+        "ftp://h/",
+        "http://",
+        "http://h:port/",
+        "http://h:99999",
+        "http://h/a b",
+        "http://ü/",
+    ],
+)
+def test_what_is_no_address_is_said_so(url: str) -> None:
+    with pytest.raises(
+        EyasError, match=r"^server\.url: .* is no address \(.+\); it looks like http://host:port$"
+    ):
+        run(Server(), lambda session, _: session.get(url))
+
+
+def test_nobody_there_and_a_host_without_a_name_are_connection_errors() -> None:
+    for url in ("http://127.0.0.1:9", "http://no-such-host.invalid:1", "https://127.0.0.1:9"):
+        with pytest.raises(OSError, match=r".") as caught:
+            run(Server(), lambda session, _, url=url: session.get(url))  # type: ignore[misc]
+        assert not isinstance(caught.value, TimeoutError)
+
+
+def test_a_server_that_takes_no_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eyas.wire, "CONNECT_TIMEOUT", 0.1)
+
+    async def hang(*_args: object, **_kwargs: object) -> None:
+        await asyncio.sleep(60)
+
+    async def ask(session: Session, url: str) -> Answer:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hang)
+        return await session.get(url)
+
+    with pytest.raises(ConnectionError, match=r"no connection within"):
+        run(Server(), ask)
