@@ -9,11 +9,12 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from eyas.alarms import Lookout
 from eyas.audit import Audit, AuditAnswer, AuditPrompt
@@ -79,8 +80,7 @@ def prepare(
     return tokenizer, renderer
 
 
-@dataclass
-class _Pending:
+class _Pending(Struct):
     """A key on its way. left: samples whose conversations have not ended. tokens: what all of them have brought so far."""
 
     index: int
@@ -88,8 +88,7 @@ class _Pending:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(Struct, frozen=True):
     """One request to make."""
 
     pending: _Pending
@@ -98,8 +97,7 @@ class _Job:
     request: str
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A request that was at a server from `started` until all asking ended, both Unix time in s."""
 
     unit: Unit
@@ -108,8 +106,7 @@ class Asked:
     ended: float = math.inf
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """Given up after the last retry: one request, or all samples of a prompt that the server cannot encode."""
 
     index: int  # the key's

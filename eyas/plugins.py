@@ -148,8 +148,7 @@ class Reject(Exception):
     """The server refuses this very prompt, now and always. The argument is the reason."""
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True):
     """One generation: ids in, with every sampling field explicit. `seed` is a 32-bit integer."""
 
     prompt_ids: Sequence[int]
@@ -157,8 +156,7 @@ class GenerateRequest:
     seed: int
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """What an engine returns; fields as in records.Reply. `usage` is what the server said, for the record only."""
 
     output_ids: list[int]
@@ -304,8 +302,7 @@ class Engine(Plugin):
 # --- reasoning ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(Struct, frozen=True):
     """Where reasoning ends.
 
     reasoning_tokens: output ids up to and including the closing delimiter.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from eyas.budget import Budget
@@ -23,8 +23,7 @@ from eyas.tokenizer import load_tokenizer
 from eyas.turns import Ended, next_turn
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """One turn of one key of the fixed order; a later turn is that of one sample. `ids` is None while its rendering is unknown.
 
     prompt: its messages are all that come before this turn's answer.
@@ -42,8 +41,7 @@ class Unit:
         return self.ids is not None or self.settled is not None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """What is known of one (key, turn, sample). `open`: it is still to be rendered or asked.
 
     unit: its own; of a turn that is not reached, that of the turn where the conversation ended.

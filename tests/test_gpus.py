@@ -21,8 +21,9 @@ from eyas.server.state import State
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two GPUs, the second busier."""
+def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Two GPUs, the second busier, and the device of their driver."""
+    monkeypatch.setattr(gpus, "DRIVERS", (str(tmp_path),))
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda at: at)
@@ -37,7 +38,16 @@ def test_shares_of_time_and_memory(two: None) -> None:
     assert look() == [Gpu(0.5, 0.9), Gpu(0.9, 0.9)]
 
 
-def test_a_host_without_nvml_has_none() -> None:
+def test_a_host_without_a_driver_has_none_and_does_not_look(
+    two: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpus, "DRIVERS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: pytest.fail("NVML was asked"))
+    assert look() == []
+
+
+def test_a_host_without_nvml_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "DRIVERS", (str(tmp_path),))
     gpus._open.cache_clear()
     assert look() == []
 
