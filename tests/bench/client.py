@@ -1,4 +1,7 @@
-"""A client of the fast server in a process of its own: `python client.py eyas|minimal FOLDER URL PROMPTS IN_FLIGHT`.
+"""A client of the fast server in a process of its own: `python client.py eyas|parts|minimal FOLDER URL PROMPTS IN_FLIGHT`.
+
+eyas: the whole of asking. parts: what each answer needs of it, one call after the other, and nothing that decides what to
+ask, of whom and how much at once. minimal: the requests alone.
 
 Prints one JSON object: CPU s and wall s of asking alone (start-up and the writing of the results left out), the longest
 block of the event loop in ms, and the peak memory that asking added in MB.
@@ -7,6 +10,7 @@ block of the event loop in ms, and the peak memory that asking added in MB.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -15,15 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
+import numpy as np
 import orjson
 import uvloop
 
 import eyas.asking
 from eyas.config import Stages, load
-from eyas.generate import Paths, generate
-from eyas.plugins import registry
+from eyas.engines.sglang import Dialect, request_fields
+from eyas.engines.sglang_replies import read_completion
+from eyas.generate import GC_EVERY, Paths, generate
+from eyas.journal import Answered, JournalWriter
+from eyas.lengths import places
+from eyas.plugins import GenerateRequest, registry
 from eyas.recordfile import read_records, write_records
-from eyas.records import Message, Origin, Prompt, Response
+from eyas.records import Delivery, Message, Origin, Prompt, Reply, Response
+from eyas.render import Renderer
+from eyas.request import seed_of
+from eyas.tokenizer import load_tokenizer
+from eyas.units import Accepts, Plan, place
+from eyas.wire import Session
 
 QUESTION = "Why is the sky blue in the day, red at dusk and black at night? " * 4
 
@@ -92,7 +107,7 @@ class Watch:
         print(json.dumps(found | {"memory_mb": self.peak - self.before}))
 
 
-def eyas_client(folder: Path, url: str, in_flight: int) -> None:
+def stages_of(folder: Path, url: str, in_flight: int) -> Stages:
     config = load(
         {
             "model": {
@@ -118,7 +133,11 @@ def eyas_client(folder: Path, url: str, in_flight: int) -> None:
             },
         }
     )
-    stages = Stages(config)
+    return Stages(config)
+
+
+def eyas_client(folder: Path, url: str, in_flight: int) -> None:
+    stages = stages_of(folder, url, in_flight)
     watch = Watch()
     run = eyas.asking.Asking.run
 
@@ -130,6 +149,68 @@ def eyas_client(folder: Path, url: str, in_flight: int) -> None:
 
     eyas.asking.Asking.run = watched  # type: ignore[method-assign]
     generate(stages.generate("fake"), stages.access("fake"), paths(folder), registry())
+    watch.tell()
+
+
+def parts(folder: Path, url: str, in_flight: int) -> None:
+    """Render, encode, request, decode, check and journal as the product does each of them."""
+    settings = stages_of(folder, url, in_flight).generate("fake")
+    plan, accepts = Plan(settings, paths(folder).prompts, registry()), Accepts(settings, registry())
+    tokenizer = load_tokenizer(plan.settings.model)
+    tokenizer.speed_up()
+    renderer = Renderer(plan.settings.model, tokenizer, plan.reasoning.prefill)
+    dialect = Dialect(prompt_end=30_000, vocabulary_size=None, seeded=True, ids_in_logprobs=False, loads=None)
+    sampling, control = plan.settings.sampling, frozenset(tokenizer.control_ids)
+    names = {token: text for text, token in tokenizer.added_tokens.items()}
+    own = np.zeros(tokenizer.vocabulary_size, bool)
+    own[list(names)] = True
+    watch = Watch()
+
+    async def ask_all(writer: JournalWriter) -> None:
+        left = read_records(paths(folder).prompts, Prompt)
+        async with Session() as session:
+
+            async def ask() -> None:
+                for prompt in left:
+                    prompt_ids = renderer.render(prompt)
+                    request = plan.request(prompt_ids, 0, 0)
+                    asked = GenerateRequest(prompt_ids, sampling, seed_of(request))
+                    body = msgspec.json.encode(request_fields(asked, 2048, tokenizer.stop_ids, dialect))
+                    started = time.time()
+                    status, raw = await session.post(f"{url}/generate", body)
+                    found = read_completion(status, raw, 2048, stop_ids=tokenizer.stop_ids)
+                    text, lengths = tokenizer.decode(found.output_ids)
+                    ids = np.concatenate([places(prompt_ids), places(found.output_ids)])
+                    added = {names[token]: token for token in sorted(set(ids[own.take(ids)].tolist()))}
+                    reply = Reply(
+                        request=request,
+                        prompt_ids=prompt_ids,
+                        output_ids=found.output_ids,
+                        finish=found.finish,
+                        text=text,
+                        text_lengths=lengths,
+                        stop_ids=tokenizer.stop_ids,
+                        added_tokens=added,
+                        control_ids=[token for token in added.values() if token in control],
+                        effective_max_new=found.effective_max_new,
+                        constrained=False,
+                    )
+                    accepts.tokens(place(reply, prompt.key, 0, 0))
+                    delivery = Delivery(
+                        attempt=1, server="0" * 32, started=started, finished=time.time(), usage=found.usage
+                    )
+                    writer.append(Answered(reply=reply, delivery=delivery))
+
+            with watch:
+                looking = asyncio.create_task(watch.loop())
+                await asyncio.gather(*(ask() for _ in range(in_flight)))
+                looking.cancel()
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_EVERY)
+    with JournalWriter(folder / "parts") as writer:
+        uvloop.run(ask_all(writer))
     watch.tell()
 
 
@@ -177,5 +258,7 @@ if __name__ == "__main__":
     if mode == "eyas":
         write_records(paths(folder).prompts, map(prompt, range(prompts)))
         eyas_client(folder, url, in_flight)
+    elif mode == "parts":
+        parts(folder, url, in_flight)
     else:
         minimal(folder, url, in_flight)

@@ -105,6 +105,8 @@ def replies(tokenizer: Any, tokens: int) -> Iterator[list[int]]:
         at = choose.randrange(len(text) - tokens)
         words = text[at : at + tokens - len(close) - 1]
         cut = len(words) * 2 // 3
+        if "\ufffd" in tokenizer.decode(words[:cut]) + tokenizer.decode(words[cut:]):
+            continue  # cut inside a character, which no model does
         yield [*words[:cut], *close, *words[cut:], fake_sglang.END]
 
 
