@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -98,6 +100,12 @@ def test_texts_that_differ_in_an_operator_or_symbol_differ(texts):
 )  # fmt: skip
 def test_quotes_dashes_full_stops_and_marks_around_words_make_no_difference(texts):
     assert len({tuple(words(text)) for text in texts}) == 1
+
+
+def test_words_of_a_million_signs_are_found_in_linear_time():
+    # Half a second each; a pattern that looks ahead from every sign of a run would take hours.
+    code = "from eyas.selection import words\nfor sign in '-', '*', '!', '(', '- 3', 'a*', ' * ':\n    words(sign * 300_000)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_sums_are_near_duplicates_and_contaminated_only_if_they_are_the_same_sum():

@@ -742,6 +742,7 @@ def test_swe_gym_nulls_that_parquet_put_in_are_left_out():
         (Magicoder, {"problem": ["x"], "solution": "y"}, TypeError, "'problem' holds list, not text"),
         (MixtureOfThoughts, {"conversations": []}, KeyError, "messages"),
         (MixtureOfThoughts, {"messages": "[]"}, TypeError, "'messages' holds str, not a list of turns"),
+        (OpenThoughts, {"question": "x"}, ValueError, "neither a column 'conversations' nor 'problem'"),
         (OpenThoughts, {"conversations": ["x"]}, TypeError, "'conversations', turn 1: is str, not an object"),
         (UltraChat, {"prompt": "x", "messages": []}, KeyError, "prompt_id"),
         (
