@@ -4,8 +4,12 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
+include: "rules/checkout.smk"
+
+
 # A config given by --configfile or by a parent workflow stands alone; without one, the shipped run is used.
 if "datasets" not in config:
+    check_yaml(Path("config.yaml"))
 
     configfile: "config.yaml"
 

@@ -519,6 +519,17 @@ def _child(node: Any, key: str) -> tuple[Any, int] | None:
     return None
 
 
+def read_yaml(file: Path) -> Any:
+    """What stands in a config file. Raises OSError, and EyasError with its line for one that is no YAML."""
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise EyasError(f"{file}{line}: not valid YAML: {error.problem}; correct it") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise EyasError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from None
+
+
 def load(
     raw: Mapping[str, Any],
     files: Sequence[str | Path] = (),

@@ -2,18 +2,12 @@
 # computed goes into resources, which never make a result stale.
 import json
 import re
-import sys
-from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-ROOT = Path(str(workflow.current_basedir)).parent
-sys.path.insert(0, str(ROOT))
-
 from eyas.config import Stages, canonical, load, locate, watched
 from eyas.digest import code_digest, code_digests
-from eyas.errors import EyasError
 from eyas.failures import log_versions, report_failures
 from eyas.progress import announce
 from eyas.terminal import leave_ctrl_c_to_serve, shorten

@@ -328,6 +328,14 @@ def missing_file(run: FaultRun) -> None:
     rows(run, "alpha").rename(run.folder / "elsewhere")
 
 
+def test_a_config_that_is_no_yaml_is_told_with_its_line(run: FaultRun) -> None:
+    (run.folder / "config.yaml").write_text("model:\n  id: fake\n  context: [2048\n")
+    try:
+        assert_clear(failing(run), r"config\.yaml:4: not valid YAML: .*; correct it")
+    finally:
+        run.save()
+
+
 @pytest.mark.parametrize(
     ("breaking", "line"),
     [

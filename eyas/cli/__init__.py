@@ -100,18 +100,17 @@ def run_of(arguments: argparse.Namespace, *, check_files: bool = True) -> tuple[
 
 def _merged(files: Sequence[Path]) -> dict[str, Any]:
     """The config as Snakemake merges several files: later ones win, key by key."""
-    import yaml
     from snakemake.utils import update_config
+
+    from eyas.config import read_yaml
 
     merged: dict[str, Any] = {}
     for file in files:
         try:
-            read = yaml.safe_load(file.read_text(encoding="utf-8"))
+            read = read_yaml(file)
         except OSError as error:
             raise EyasError(
                 f"--configfile: {file} cannot be read ({error.strerror}); correct the path"
             ) from None
-        except yaml.YAMLError as error:
-            raise EyasError(f"{file}: not valid YAML: {' '.join(str(error).split())}; correct it") from None
         update_config(merged, read or {})
     return merged
