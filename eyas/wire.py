@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from base64 import b64encode
 from collections import deque
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from eyas.errors import EyasError
 
 CONNECT_TIMEOUT = 30.0  # s
+FIXED = "Content-Type: application/json\r\n"
 KEPT = 3.0  # s that an idle connection is used again; uvicorn closes its own after 5
 
 
@@ -29,13 +31,14 @@ class Answer(NamedTuple):
 
 
 class _Address(NamedTuple):
-    """Where a URL leads. target, named: what the request line and the Host header say."""
+    """Where a URL leads. target, named: what the request line and the Host header say. login: for Basic, if it has one."""
 
     host: str
     port: int
     secure: bool
     target: str
     named: str
+    login: str | None
 
 
 @lru_cache(maxsize=1024)
@@ -44,16 +47,18 @@ def _address(url: str) -> _Address:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as the resolver will; a label may be empty or too long
     except ValueError as error:
         raise _no_address(url, str(error)) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _no_address(url, "it has no http:// or no host")
     secure = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    host = parts.netloc.rpartition("@")[2]
+    user, at, host = parts.netloc.rpartition("@")
     if not (target + host).isascii() or any(character <= " " for character in target + host):
         raise _no_address(url, "it holds white space or letters that no address has")
-    return _Address(parts.hostname, port or (443 if secure else 80), secure, target, host)
+    login = b64encode(unquote(user).encode()).decode() if at else None
+    return _Address(parts.hostname, port or (443 if secure else 80), secure, target, host, login)
 
 
 def _no_address(url: str, why: str) -> EyasError:
@@ -92,17 +97,20 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        from httptools import HttpParserError
+        from httptools import HttpParserError, HttpParserUpgrade
 
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
             self._fail(f"no HTTP: {error}")
             self.close()
+        except HttpParserUpgrade:
+            self._fail("no HTTP: the server changes to another protocol")
+            self.close()
 
     def connection_lost(self, cause: Exception | None) -> None:
         self.closed = True
-        if self._told and not self._measured:  # such a body ends with its connection
+        if self._told and not self._measured and cause is None:  # such a body ends with its connection
             self._answer()
         self._fail(str(cause) if cause else "closed before the reply was whole")
 
@@ -112,6 +120,10 @@ class _Connection(asyncio.Protocol):
         self.reply = None
 
     # --- the parser's side ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.reply is None:  # nobody has asked for this, and whoever asks next must not get it
+            self.close()
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -137,9 +149,7 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self) -> None:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        if self.reply is None:  # nobody has asked for this
-            self.closed = True
-        elif not self.reply.done():
+        if self.reply is not None and not self.reply.done():
             self.reply.set_result(Answer(self._parser.get_status_code(), body))
         self.reply = None
         self._begin()
@@ -149,10 +159,8 @@ class Session:
     """Requests to any number of servers. Connections are kept, used again for a few seconds, and closed at the end."""
 
     def __init__(self, key: str | None = None) -> None:
-        """key: sent as a bearer token with every request."""
-        self._fixed = "Content-Type: application/json\r\n"
-        if key:
-            self._fixed += f"Authorization: Bearer {key}\r\n"
+        """key: sent as a bearer token with every request, unless its URL has a login."""
+        self._bearer = f"Authorization: Bearer {key}\r\n" if key else ""
         self._idle: dict[tuple[str, int, bool], deque[_Connection]] = {}
 
     async def __aenter__(self) -> Session:
@@ -164,7 +172,7 @@ class Session:
                 pool.pop().close()
 
     async def get(self, url: str) -> Answer:
-        """Raises ConnectionError if no whole reply comes, EyasError if the address is none."""
+        """Raises OSError if no whole reply comes, never TimeoutError; EyasError if the address is none."""
         return await self._ask("GET", url, b"")
 
     async def post(self, url: str, body: bytes) -> Answer:
@@ -174,7 +182,8 @@ class Session:
     async def _ask(self, method: str, url: str, body: bytes) -> Answer:
         address = _address(url)
         connection = self._kept(address) or await self._connect(address)
-        head = f"{method} {address.target} HTTP/1.1\r\nHost: {address.named}\r\n{self._fixed}Content-Length: {len(body)}\r\n\r\n"
+        login = f"Authorization: Basic {address.login}\r\n" if address.login else self._bearer
+        head = f"{method} {address.target} HTTP/1.1\r\nHost: {address.named}\r\n{login}{FIXED}Content-Length: {len(body)}\r\n\r\n"
         try:
             return await connection.ask(head.encode() + body)
         except BaseException:
@@ -182,13 +191,14 @@ class Session:
             raise
 
     def _kept(self, address: _Address) -> _Connection | None:
-        """The connection that was used last, as long as its server still keeps it."""
+        """The connection that was used last, as long as its server still keeps it. Older ones are closed."""
         pool = self._idle.get(address[:3])
+        while pool and time.monotonic() - pool[0].idle_since >= KEPT:
+            pool.popleft().close()
         while pool:
             connection = pool.pop()
-            if not connection.closed and time.monotonic() - connection.idle_since < KEPT:
+            if not connection.closed:
                 return connection
-            connection.close()
         return None
 
     async def _connect(self, address: _Address) -> _Connection:

@@ -431,6 +431,22 @@ def test_a_missing_key_variable_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nX-Other: 1", " sk-1", "schlüssel"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("EYAS_ODD_KEY", key)
+    settings = access(tmp_path, "none", url="http://127.0.0.1:9", api_key_env="EYAS_ODD_KEY")
+    with (
+        pytest.raises(
+            EyasError, match=r"^server\.api_key_env: .*EYAS_ODD_KEY .*export the key alone$"
+        ) as told,
+        hold(settings, Silent({}, MODEL), LOG),
+    ):
+        pass
+    assert key.strip() not in str(told.value)
+
+
 def test_servers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
     settings = access(tmp_path, "none", url=["http://a", "http://b"])
     with (

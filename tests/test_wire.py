@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,11 +17,12 @@ from eyas.errors import EyasError
 from eyas.wire import Answer, Session
 
 T = TypeVar("T")
+RESET = b"reset"
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Server:
-    """Answers each request with the next of `replies`; one that ends in None closes the connection behind it."""
+    """Answers each request with the next of `replies`; one that ends in None closes the connection behind it, in RESET resets it."""
 
     def __init__(self, *replies: list[bytes | None]) -> None:
         self.replies = list(replies)
@@ -34,6 +38,12 @@ class Server:
                 self.requests.append(head + await reader.readexactly(length))
                 for part in self.replies.pop(0):
                     if part is None:
+                        return
+                    if part is RESET:  # as a server that is killed: the kernel drops what it still held
+                        linger = struct.pack("ii", 1, 0)
+                        writer.get_extra_info("socket").setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, linger
+                        )
                         return
                     writer.write(part)
                     await writer.drain()
@@ -106,6 +116,8 @@ def test_every_way_that_a_body_may_end(reply: list[bytes | None], body: tuple[in
         ([CHUNKED, b"5\r\nab", None], "closed before the reply was whole"),
         ([b"<html>\r\n\r\n"], "no HTTP"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"], "no HTTP"),
+        ([b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"], "another protocol"),
+        ([b"HTTP/1.1 200 OK\r\n\r\nhalf", RESET], "reset by peer"),
     ],
 )
 def test_a_reply_that_is_not_whole_is_an_error(reply: list[bytes | None], why: str) -> None:
@@ -180,15 +192,61 @@ def test_the_end_of_a_session_closes_what_it_kept() -> None:
     assert server.closed == 1
 
 
-def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
-    server = Server([WHOLE + WHOLE], [WHOLE])
+@pytest.mark.parametrize("late", [[WHOLE + WHOLE], [WHOLE + WHOLE[:30]], [WHOLE, WHOLE], [WHOLE, WHOLE[:30]]])
+def test_bytes_that_nobody_asked_for_end_the_connection(late: list[bytes | None]) -> None:
+    server = Server(late, [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes"])
+
+    async def ask(session: Session, url: str) -> Answer:
+        await session.get(url)
+        await asyncio.sleep(0.05)
+        return await session.get(url)
+
+    assert run(server, ask) == (200, b"yes")
+    assert server.connections == 2
+
+
+def test_what_a_burst_has_opened_is_closed_while_a_trickle_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(*[[WHOLE]] * 20)
+    monkeypatch.setattr(eyas.wire, "KEPT", 0.3)
 
     async def ask(session: Session, url: str) -> None:
-        await session.get(url)
-        await session.get(url)
+        await asyncio.gather(*(session.get(url) for _ in range(8)))
+        while server.replies and server.closed < 7:
+            await asyncio.sleep(0.1)
+            await session.get(url)
 
     run(server, ask)
-    assert server.connections == 2
+    assert server.connections == 8 and server.replies
+
+
+@pytest.mark.parametrize("key", [None, "sk-1"])
+def test_a_login_in_the_url_is_sent(key: str | None) -> None:
+    server = Server([WHOLE])
+    run(server, lambda session, url: session.get(url.replace("//", "//me:p%40ss@")), key)
+    lines = server.requests[0].split(b"\r\n")
+    assert [line for line in lines if line.startswith(b"Authorization")] == [
+        b"Authorization: Basic bWU6cEBzcw=="
+    ]
+    assert [line for line in lines if line.startswith(b"Host: 127.0.0.1:")]
+
+
+def test_an_ipv6_address_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, called = Server([WHOLE]), []
+
+    async def ask(session: Session, url: str) -> Answer:
+        loop = asyncio.get_running_loop()
+        connect, here = loop.create_connection, urlsplit(url).port
+
+        async def divert(protocol: Callable[[], Any], host: str, port: int, ssl: None) -> object:
+            called.append((host, port, ssl))
+            return await connect(protocol, "127.0.0.1", here)
+
+        monkeypatch.setattr(loop, "create_connection", divert)
+        return await session.get("http://[::1]:30000/")
+
+    assert run(server, ask) == (200, b"ok")
+    assert called == [("::1", 30000, None)]
+    assert b"\r\nHost: [::1]:30000\r\n" in server.requests[0]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +259,8 @@ def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
         "http://h:99999",
         "http://h/a b",
         "http://ü/",
+        "http://a..b/",
+        f"http://{'a' * 64}.b/",
     ],
 )
 def test_what_is_no_address_is_said_so(url: str) -> None:

@@ -221,6 +221,10 @@ def _key_from_environment(variable: str | None) -> str | None:
         raise EyasError(
             f"server.api_key_env: the environment variable {variable} is not set; export the server's API key"
         )
+    if not (key.isascii() and key.isprintable()) or " " in key:  # it goes into a header as it is
+        raise EyasError(
+            f"server.api_key_env: the environment variable {variable} holds a line break, a space or a letter that no API key has; export the key alone"
+        )
     return key
 
 
