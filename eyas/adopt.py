@@ -367,7 +367,9 @@ class _Adopting:
         samples = self.plan.settings.samples
         prompts, before = self.places.count(name)
         number = before if sample is None else sample
-        if prompts and not 0 <= number < samples * prompts:
+        if not prompts:
+            raise _Unfit(UNKNOWN)
+        if not 0 <= number < samples * prompts:
             raise _Unfit("more answers than the config's samples")
         return self.places.get(name, number // samples), number % samples
 

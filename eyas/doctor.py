@@ -159,7 +159,7 @@ def _turns(report: Path) -> int | None:
         return None
     try:
         return msgspec.json.decode(report.read_bytes(), type=_Prompts).turns
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except msgspec.DecodeError as error:
         raise EyasError(f"{report}: {error}; delete it and run `snakemake prompts`") from None
 
 

@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ids": ({"output_ids": [70, 999_999, 2]}, "ids outside the vocabulary, or none at all"),
     "prompt": ({"prompt_ids": [1, 70, 71]}, OTHER_IDS),
     "key": ({"key": "nobody"}, UNKNOWN),
+    "key and a sample without end": ({"key": "nobody", "sample": 10**30}, UNKNOWN),
     "nameless": ({"key": None}, NAMELESS),
     "half a character": ({"key": "\ud83d"}, NAMELESS),
     "half a character said": ({"key": None, "messages": [{"role": "user", "content": "\ud83d"}]}, NAMELESS),

@@ -426,6 +426,17 @@ def test_what_is_no_sglang_is_told(folder: Path) -> None:
         engine(folder).inspect("nonsense", None)
 
 
+@pytest.mark.parametrize("status", [301, 308])
+def test_an_address_that_leads_elsewhere_is_told_before_anything_is_asked(folder: Path, status: int) -> None:
+    with Relay("") as other:
+        there = b"https://there:1/server_info"
+        other.reply = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, there)
+        with pytest.raises(
+            EyasError, match=rf"^server\.url: {other.url} leads on to {there.decode()} \(HTTP {status}\)"
+        ):
+            engine(folder).inspect(other.url, None)
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ class Client:
         return self._call("POST", path, msgspec.json.encode(fields))
 
     def _call(self, method: str, path: str, body: bytes | None) -> Answer:
-        """Raises Retry if no reply comes, EyasError if the address is none."""
+        """Raises Retry if no reply comes, EyasError if the address is none or leads elsewhere, where eyas.wire does not follow."""
         from requests import RequestException
         from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
@@ -62,6 +62,7 @@ class Client:
                 data=body,
                 headers={"Content-Type": "application/json"},
                 timeout=self._timeout,
+                allow_redirects=False,
             )
         except (InvalidURL, InvalidSchema, MissingSchema) as error:
             raise EyasError(
@@ -69,4 +70,8 @@ class Client:
             ) from None
         except RequestException as error:
             raise Retry(f"connection: {type(error).__name__}") from error
+        if reply.is_redirect:
+            raise EyasError(
+                f"server.url: {self._url} leads on to {reply.headers['location']} (HTTP {reply.status_code}); name that server itself"
+            )
         return Answer(reply.status_code, reply.content)
