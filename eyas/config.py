@@ -386,7 +386,7 @@ class PlanConfig(Section, frozen=True):
     gpus: Annotated[
         Annotated[int, Meta(gt=0)] | None,
         Meta(
-            description="GPUs of all servers together, for GPU-hours. null is what SGLang says: one for each tensor-, data- and pipeline-parallel rank (too many with data-parallel attention, whose ranks share them: set it then); of llama.cpp it is none."
+            description="GPUs of all servers together, for GPU-hours. null is what SGLang says: one for each tensor-, data- and pipeline-parallel rank (with data-parallel attention, whose ranks share them, each counts once); of llama.cpp it is none."
         ),
     ] = None
     hidden_size: Annotated[

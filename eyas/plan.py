@@ -170,7 +170,11 @@ def _gpus(manifest: Mapping[str, Any]) -> int:
     """GPUs of all processes of a manifest: SGLang has one for each rank. 0 on a CPU, and where nothing tells of ranks."""
     if "tp_size" not in manifest or manifest.get("device") == "cpu":
         return 0
-    ranks = (int(manifest.get(size) or 1) for size in ("tp_size", "dp_size", "pp_size"))
+    # With data-parallel attention the ranks of data parallelism are those of tensor parallelism.
+    sizes = (
+        ("tp_size", "pp_size") if manifest.get("enable_dp_attention") else ("tp_size", "pp_size", "dp_size")
+    )
+    ranks = (int(manifest.get(size) or 1) for size in sizes)
     return math.prod(ranks) * int(manifest["processes"])
 
 

@@ -272,6 +272,7 @@ def test_of_several_processes_each_has_its_part() -> None:
     [
         ({"processes": 2, "tp_size": 4, "dp_size": 2, "pp_size": 3, "device": "cuda"}, 48),
         ({"processes": 1, "tp_size": 8, "dp_size": None, "pp_size": None}, 8),
+        ({"processes": 1, "tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
         ({"processes": 1, "tp_size": 1, "dp_size": 1, "device": "cpu"}, 0),
         ({"processes": 3, "engine": "llamacpp"}, 0),
     ],

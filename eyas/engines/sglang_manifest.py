@@ -26,6 +26,7 @@ from eyas.plugins import Pool, Retry
 SETTINGS = (
     "tp_size",
     "dp_size",
+    "enable_dp_attention",
     "pp_size",
     "ep_size",
     "context_length",
