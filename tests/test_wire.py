@@ -27,7 +27,8 @@ class Server:
     def __init__(self, *replies: list[bytes | None]) -> None:
         self.replies = list(replies)
         self.requests: list[bytes] = []
-        self.connections = self.closed = 0
+        self.connections = 0
+        self.closed = asyncio.Semaphore(0)  # a place for each connection that has ended
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -51,7 +52,7 @@ class Server:
         except (asyncio.IncompleteReadError, ConnectionResetError):
             pass
         finally:
-            self.closed += 1
+            self.closed.release()
             writer.close()
 
 
@@ -183,13 +184,10 @@ def test_the_end_of_a_session_closes_what_it_kept() -> None:
         async with serving(server) as url:
             async with Session() as session:
                 await session.get(url)
-            for _ in range(100):
-                if server.closed:
-                    break
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(server.closed.acquire(), 10)
 
     asyncio.run(ask())
-    assert server.closed == 1
+    assert server.connections == 1
 
 
 @pytest.mark.parametrize("late", [[WHOLE + WHOLE], [WHOLE + WHOLE[:30]], [WHOLE, WHOLE], [WHOLE, WHOLE[:30]]])
@@ -198,25 +196,27 @@ def test_bytes_that_nobody_asked_for_end_the_connection(late: list[bytes | None]
 
     async def ask(session: Session, url: str) -> Answer:
         await session.get(url)
-        await asyncio.sleep(0.05)
+        await server.closed.acquire()
         return await session.get(url)
 
     assert run(server, ask) == (200, b"yes")
     assert server.connections == 2
 
 
-def test_what_a_burst_has_opened_is_closed_while_a_trickle_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(*[[WHOLE]] * 20)
-    monkeypatch.setattr(eyas.wire, "KEPT", 0.3)
+def test_what_a_burst_has_opened_is_closed_while_a_trickle_goes_on() -> None:
+    server = Server(*[[WHOLE]] * 9)
 
     async def ask(session: Session, url: str) -> None:
         await asyncio.gather(*(session.get(url) for _ in range(8)))
-        while server.replies and server.closed < 7:
-            await asyncio.sleep(0.1)
-            await session.get(url)
+        (pool,) = session._idle.values()
+        for connection in [*pool][:-1]:
+            connection.idle_since -= eyas.wire.KEPT
+        await session.get(url)
+        for _ in range(7):
+            await server.closed.acquire()
 
     run(server, ask)
-    assert server.connections == 8 and server.replies
+    assert server.connections == 8
 
 
 @pytest.mark.parametrize("key", [None, "sk-1"])
