@@ -620,8 +620,9 @@ def _expected(part: _Amounts, hours: Floats, rate: Rate, machine: Machine, store
         answer_tokens=Interval.of(part.output - part.reasoning),
         output_tokens=Interval.of(part.output),
         accepted_tokens=Interval.of(part.accepted_output),
-        acceptance=Interval.of(part.accepted / part.responses),
-        at_limit=Interval.of(part.cut / part.responses),
+        # The draws were shifted to a known mean, so a few may be more than all.
+        acceptance=Interval.of(np.minimum(part.accepted / part.responses, 1.0)),
+        at_limit=Interval.of(np.minimum(part.cut / part.responses, 1.0)),
         hours=Interval.of(hours),
         gpu_hours=Interval.of(hours * machine.gpus) if machine.gpus else None,
         responses_disk=Interval.of(stored * store.response_bytes),

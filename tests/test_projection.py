@@ -253,6 +253,11 @@ def test_with_nothing_accepted_a_budget_takes_every_prompt() -> None:
     assert told.total.acceptance.high < 0.02, "64 answers do not exclude that one in a hundred is accepted"
 
 
+def test_no_share_is_more_than_all() -> None:
+    total = plan([observed("cut", 2_000, answers([LIMIT] * 3))]).full.total
+    assert total.acceptance.high <= 1 and total.at_limit.high <= 1
+
+
 def test_prompt_sizes_are_those_of_all_prompts() -> None:
     """Long prompts have long answers and are rarer in the pilot than in the whole: the mean goes by the whole."""
     sizes = np.tile([100.0, 300.0], 32)
