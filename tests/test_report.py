@@ -251,6 +251,14 @@ def test_labels_of_marks_are_not_cut(tmp_path, mean):
             assert (left + float(x) + size <= width) if anchor == "start" else float(x) >= size, label
 
 
+def test_labels_of_marks_at_one_place_have_an_order(tmp_path):
+    """A set's order of texts is another in each process, and with it would be the bytes of the page."""
+    one = dataset_stats(write_dataset(tmp_path / "A", [verdict("a", 8191), verdict("b", 8191)]))
+    (drawing,) = plots.lengths({"A": one}, {"A": 8191})
+    for svg in re.findall("<svg.*?</svg>", drawing.svg, re.DOTALL):
+        assert re.findall(">([a-z]\\w+) 8,191<", svg) == ["p95", "median", "mean", "limit"]
+
+
 @pytest.mark.parametrize(
     ("most", "ticks"),
     [(1, [0, 1]), (2, [0, 1, 2]), (5, [0, 2, 4, 6]), (17, [0, 5, 10, 15, 20]), (4001, [0, 2000, 4000, 6000])],

@@ -104,8 +104,9 @@ def _histogram_of(
     labels = {mark: f"{mark} {words.number(value)}" for mark, value in marks}
     values, lefts = dict(marks), _left(places, labels, plot)
     # A line goes down from its label, so it crosses none of those below that are on its own side, the outer ones first.
-    order = sorted(lefts, key=places.__getitem__, reverse=True)
-    order += sorted(places.keys() - lefts, key=lambda mark: (places[mark], mark))
+    inwards = sorted(places, key=lambda mark: (places[mark], mark))
+    order = [mark for mark in reversed(inwards) if mark in lefts]
+    order += [mark for mark in inwards if mark not in lefts]
     for row, mark in enumerate(order):
         value, label, to_left = values[mark], labels[mark], mark in lefts
         data = alt.Chart(
