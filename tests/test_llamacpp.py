@@ -113,6 +113,7 @@ def test_every_completion_ever_captured_has_its_meaning() -> None:
         (401, b'{"error":{"message":"Invalid API Key"}}', EyasError, "server.api_key_env"),
         (403, b"", EyasError, "server.api_key_env"),
         (429, b"", Retry, "HTTP 429"),
+        (408, b"", Retry, "HTTP 408"),
         (500, b"oops", Retry, "HTTP 500"),
         (503, b'{"error":{"message":"Loading model","type":"unavailable_error"}}', Retry, "HTTP 503"),
         (200, b'{"tokens":[1,2', Retry, "cut short"),

@@ -14,6 +14,7 @@ from eyas.plugins import Retry
 from eyas.wire import Answer
 
 CONNECT_TIMEOUT = 5.0  # s
+PROXY_STATUS = (408, 425)  # a load balancer gave up on the server's behalf, which may pass
 REPLY_TIMEOUT = 600.0  # s; a reply of one token may wait for long answers before it
 
 

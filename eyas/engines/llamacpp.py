@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eyas.config import ModelConfig, SamplingConfig
-from eyas.engines.http import Client
+from eyas.engines.http import PROXY_STATUS, Client
 from eyas.errors import EyasError
 from eyas.plugins import (
     Completion,
@@ -181,7 +181,7 @@ def _check_status(status: int, raw: bytes) -> None:
     """Raises what a failed request means."""
     if status == 200:
         return
-    if status == 429 or status >= 500:
+    if status == 429 or status >= 500 or status in PROXY_STATUS:
         raise Retry(f"HTTP {status}")
     try:
         error = msgspec.json.decode(raw, type=_Error).error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from msgspec import Struct
 
+from eyas.engines.http import PROXY_STATUS
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Completion, Load, Reject, Retry
 from eyas.records import Finish
@@ -174,7 +175,6 @@ _TOO_LONG = re.compile(
 )
 # A load balancer may give up on the server's behalf.
 _MAY_PASS = re.compile(r"Duplicate request ID detected: |disconnected from the client side")
-_PROXY_STATUS = (408, 425)
 _GRAMMAR = re.compile(r"\b(regex|ebnf)( grammar\b|')")
 # What xgrammar puts before what it says: the time, which would make one mistake a different one for each job.
 _LOGGED = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -186,7 +186,7 @@ def refuse(status: int, body: bytes) -> NoReturn:
     message = message_of(body)
     if status == 429 or (status == 503 and ("queue is full" in message or "waiting timeout" in message)):
         raise Busy(f"HTTP {status}: {message}")
-    if status >= 500 or status in _PROXY_STATUS:
+    if status >= 500 or status in PROXY_STATUS:
         raise Retry(f"HTTP {status}: {message}")
     if status in (401, 403):
         raise EyasError(
