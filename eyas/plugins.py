@@ -288,7 +288,10 @@ class Engine(Plugin):
 
     @abc.abstractmethod
     async def generate(self, session: Session, url: str, request: GenerateRequest) -> Completion:
-        """Asks once. `session` carries the key. Raises Retry, Reject, or EyasError to stop the run."""
+        """Asks once. `session` carries the key; its OSError, where no reply comes, is to become a Retry.
+
+        Raises Retry, Reject, or EyasError to stop the run.
+        """
 
     def capacity(self, manifest: Mapping[str, Any]) -> Pool | None:
         """What one server of this manifest can hold; None if it does not tell."""
