@@ -40,6 +40,7 @@ UNKNOWN = "no such prompt in the dataset"
 UNASKED = "its prompt is refused by this config"
 OTHER_IDS = "its prompt_ids are not those of this config's rendering"
 TEXT_ONLY = "text only, no output_ids: tokenizing text again gives other ids than the model sampled"
+NOT_READ = "restore it from a backup; what another version of Eyas wrote, this one may be unable to read"
 NAMELESS = "neither key nor messages tell its prompt"
 UNTOLD = ("grammar", "regex")  # may be left out of `sampling`, which means that there was none
 FREE = ("seed",)  # may stand in `sampling`, and decides no distribution
@@ -160,7 +161,7 @@ def _is_sealed(file: Path) -> bool:
 
 def _records(file: Path, own: bool) -> Iterator[Response | Foreign]:
     if own:
-        yield from read_records(file, Response)
+        yield from read_records(file, Response, NOT_READ)
         return
     for number, row in read_rows(file):
         try:
@@ -393,7 +394,9 @@ class _Adopting:
                 raise _Unfit(f"sampling.{name} differs")
         for name in record.sampling:
             if name not in wanted and name not in FREE:
-                raise _Unfit(f"sampling.{name} is no setting of Eyas, so it cannot be compared")
+                # As ASCII: a name may hold line breaks, or what no terminal can show.
+                spelt = ascii(name)[1:-1]
+                raise _Unfit(f"sampling.{spelt} is no setting of Eyas, so it cannot be compared")
         for name in IDENTITY:
             if record.model.get(name) != (value := getattr(self.plan.settings.model, name)):
                 told = name in record.model or value is None

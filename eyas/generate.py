@@ -29,6 +29,7 @@ from eyas.plugins import Engine, Registry
 from eyas.progress import Progress, ProgressFile
 from eyas.recordfile import Writer, atomic
 from eyas.records import Outcome, Response, Status
+from eyas.request import FORMAT
 from eyas.timing import Timing, TimingWriter
 from eyas.units import Accepts, Plan, Unit, journalled_tokens, place
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 GC_EVERY = 20_000  # objects made and kept while asking, between two collections of the young ones
 LACKS = "the journal lacks at least the answer to %s; a server is needed"
+HOLDS = (
+    "the journal holds %s answers; those that this config asks for are used again, others (of other settings or prompts, or "
+    "of an Eyas whose request format is not %d) stay in it unused"
+)
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +111,8 @@ def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progre
             for sample in range(plan.settings.samples):
                 for step in plan.walk(unit, sample, journal):
                     if step.status == "open":
+                        if len(journal):
+                            log.info(HOLDS, f"{len(journal):,}", FORMAT)
                         return unit.prompt.key
                     counts[step.status] += 1
                     tokens += journalled_tokens(step, sample, journal, accepts, budget)

@@ -286,6 +286,8 @@ def _parse(source: Source, row: dict[str, Any], where: str) -> Conversation | Sk
         ) from error
     except (TypeError, ValueError) as error:
         raise EyasError(f"{where}: {error}; {remedy}") from error
+    except RecursionError:
+        raise EyasError(f"{where}: objects or lists stand too deep in one another; {remedy}") from None
 
 
 def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:

@@ -166,31 +166,29 @@ def read_seal(path: str | os.PathLike[str]) -> Seal:
     )
 
 
-def read_records(path: str | os.PathLike[str], record_type: type[T]) -> Iterator[T]:
+def read_records(
+    path: str | os.PathLike[str], record_type: type[T], remedy: str = "delete it and run again to rebuild it"
+) -> Iterator[T]:
     """Streams the records of a sealed file in flat memory.
 
-    Raises EyasError naming file, line and field for a record that does not fit, and for a file whose rows or bytes
-    differ from its seal.
+    Raises EyasError naming file, line, field and `remedy` for a record that does not fit, and for a file whose rows or
+    bytes differ from its seal.
     """
     seal = read_seal(path)
     decode: Callable[[bytes], T] = msgspec.json.Decoder(record_type).decode
     digest, rows = hashlib.sha256(), 0
-    for line in _lines(path, digest):
+    for line in _lines(path, digest, remedy):
         rows += 1
         try:
             record = decode(line)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EyasError(
-                f"{path}: line {rows}: {error}; delete the file and run again to rebuild it"
-            ) from None
+            raise EyasError(f"{path}: line {rows}: {error}; {remedy}") from None
         yield record
     if rows != seal.rows or digest.hexdigest() != seal.sha256:
-        raise EyasError(
-            f"{path}: holds {rows} rows, its seal says {seal.rows}, or bytes differ; delete it and run again to rebuild it"
-        )
+        raise EyasError(f"{path}: holds {rows} rows, its seal says {seal.rows}, or bytes differ; {remedy}")
 
 
-def _lines(path: str | os.PathLike[str], digest: Any) -> Iterator[bytes]:
+def _lines(path: str | os.PathLike[str], digest: Any, remedy: str) -> Iterator[bytes]:
     rest = b""
     with Path(path).open("rb") as file:
         reader = zstandard.ZstdDecompressor().stream_reader(
@@ -200,7 +198,7 @@ def _lines(path: str | os.PathLike[str], digest: Any) -> Iterator[bytes]:
             try:
                 chunk = reader.read(READ_BYTES)
             except zstandard.ZstdError as error:
-                raise EyasError(f"{path}: damaged ({error}); delete it and run again to rebuild it") from None
+                raise EyasError(f"{path}: damaged ({error}); {remedy}") from None
             if not chunk:
                 break
             digest.update(chunk)

@@ -297,3 +297,20 @@ def test_with_the_models_tokenizer_at_hand_no_server_is_needed_at_all(tmp_path: 
         ("k1", "Because.", end),
     ]
     assert not (tmp_path / "state").exists(), "nobody held a server"
+
+
+def test_a_strange_name_of_a_setting_is_told_in_one_line_that_every_terminal_can_show(
+    made: Stage, served: Served, tmp_path: Path
+) -> None:
+    record = foreign(made, made.responses()[0])
+    record["sampling"]["\ud800\n\x1b"] = 1
+    (reason,) = taken(fresh(tmp_path), write(tmp_path / "other.jsonl", [record]), served.url).refused
+    assert reason == "sampling.\\ud800\\n\\x1b is no setting of Eyas, so it cannot be compared"
+
+
+def test_nobody_is_told_to_delete_answers_that_another_version_wrote(made: Stage, tmp_path: Path) -> None:
+    former = [{**msgspec.to_builtins(one), "text_ends": []} for one in made.responses()]
+    write_records(tmp_path / "former.jsonl.zst", former)
+    with pytest.raises(EyasError, match=r"line 1: .*`text_ends`.*another version of Eyas") as error:
+        taken(fresh(tmp_path), tmp_path / "former.jsonl.zst", None)
+    assert "delete it" not in str(error.value)

@@ -16,6 +16,7 @@ from stage import Stage, fake_server
 from eyas.errors import EyasError
 from eyas.judge import Judge
 from eyas.progress import read_progress
+from eyas.request import FORMAT
 from eyas.units import Plan
 
 pytestmark = pytest.mark.fault
@@ -128,6 +129,25 @@ def test_the_reasoning_format_has_options_of_the_chat_template_and_the_config_th
 
     assert options() == {"enable_thinking": True}
     assert options(template_options={"a": 1, "enable_thinking": False}) == {"enable_thinking": False, "a": 1}
+
+
+def test_answers_of_a_former_request_format_are_asked_again_stay_and_are_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(tmp_path, texts(3))
+    caplog.set_level("INFO", "eyas.generate")
+    with fake_server(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("eyas.request.FORMAT", FORMAT - 1)
+            stage.run(server.url)
+        assert not [text for text in caplog.messages if "the journal holds" in text]
+        segment = stage.paths.journal / "000001.jsonl.zst"
+        before = segment.read_bytes()
+        stage.run(server.url)
+    assert len(server.lines()) == 6
+    assert segment.read_bytes() == before
+    (told,) = [text for text in caplog.messages if "the journal holds" in text]
+    assert "holds 3 answers" in told and f"request format is not {FORMAT}" in told
 
 
 def test_a_full_journal_needs_no_server(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from eyas.prompts import (
 )
 from eyas.recordfile import read_records
 from eyas.records import Message, Origin, Prompt
+from eyas.sources.chat import Chat
 from eyas.sources.glaive import Glaive
 from eyas.sources.magicoder import Magicoder
 from eyas.sources.mixture_of_thoughts import MixtureOfThoughts
@@ -335,6 +336,15 @@ def test_a_row_that_does_not_fit_the_source_is_named_with_the_remedy(tmp_path, b
     with pytest.raises(EyasError, match=rf"part0\.jsonl: row 37: .*{said}.*pick the right source .*'plain'"):
         run(tmp_path, rows, source=Strict)
     assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_row_whose_tools_stand_too_deep_in_one_another_is_named(tmp_path):
+    deep: Row = {}
+    for _ in range(800):
+        deep = {"a": deep}
+    row = {"messages": [{"role": "user", "content": "x"}], "tools": [deep]}
+    with pytest.raises(EyasError, match=r"part0\.jsonl: row 1: objects or lists stand too deep"):
+        run(tmp_path, [row], source=Chat)
 
 
 @pytest.mark.parametrize("rows", [[], questions("", " ")], ids=["no rows", "all skipped"])

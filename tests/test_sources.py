@@ -139,6 +139,44 @@ def test_a_cut_parquet_file_is_an_error(tmp_path):
         list(read_rows(path))
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (2**62, pyarrow.timestamp("us")),
+        (2**30, pyarrow.date32()),
+        (2**60, pyarrow.duration("s")),
+    ],
+    ids=["timestamp", "date", "duration"],
+)
+def test_a_time_that_python_cannot_hold_is_told_with_its_row(tmp_path, value, kind):
+    path = tmp_path / "rows.parquet"
+    times = pyarrow.array([1] * 300 + [value], kind)
+    pyarrow.parquet.write_table(pyarrow.table({"a": ["x"] * 301, "at": times}), path)
+    rows = read_rows(path)
+    with pytest.raises(
+        EyasError, match=r"rows\.parquet: behind row 256: a date or time that Python cannot hold"
+    ):
+        list(rows)
+
+
+def test_two_columns_of_one_name_in_parquet_are_an_error(tmp_path):
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.Table.from_arrays([pyarrow.array(["x"]), pyarrow.array(["y"])], names=["a", "a"])
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(EyasError, match=r"rows\.parquet: two columns are called 'a'; rename one"):
+        list(read_rows(path))
+
+
+def test_what_is_wrong_with_parquet_is_told_in_one_line(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": ["x"] * 3}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:10] + b"\xff" * 20 + content[30:])
+    with pytest.raises(EyasError, match="damaged Parquet") as error:
+        list(read_rows(path))
+    assert "\n" not in str(error.value)
+
+
 def test_a_git_lfs_pointer_in_place_of_parquet_is_named(tmp_path):
     with pytest.raises(EyasError, match="Git LFS pointer"):
         list(read_rows(write(tmp_path, "rows.parquet", b"version https://git-lfs.github.com/spec/v1\n")))

@@ -317,10 +317,18 @@ def _parquet(file: Path | IO[bytes], path: Path) -> Iterator[Row]:
     try:
         # Buffered beforehand, or without a buffer, a column of a row group is in memory as a whole.
         with pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as table:
+            names = table.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise EyasError(f"{path}: two columns are called {twice!r}; rename one")
             for group in range(table.num_row_groups):
                 for batch in table.iter_batches(BATCH_ROWS, [group], use_threads=False):
                     for row in batch.to_pylist():
                         number += 1
                         yield number, row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise EyasError(f"{path}: row {number + 1}: damaged Parquet ({error}); fetch it again") from None
+        cause = " ".join(str(error).split())  # pyarrow tells some causes over several lines
+        raise EyasError(f"{path}: row {number + 1}: damaged Parquet ({cause}); fetch it again") from None
+    except OverflowError as error:
+        raise EyasError(
+            f"{path}: behind row {number}: a date or time that Python cannot hold ({error}); correct the row, or write the file without that column"
+        ) from None
