@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -544,6 +545,7 @@ def load(
     Raises EyasError, one line that names file, line, key and remedy.
     """
     source = ConfigSource(files)
+    _refuse_endless(raw, (), source)
     merged = dict(raw)
     datasets, defaults = raw.get("datasets"), raw.get("defaults") or {}
     if isinstance(datasets, Mapping) and isinstance(defaults, Mapping):
@@ -569,6 +571,15 @@ def load(
         where, _, rest = str(error).partition(": ")
         raise EyasError(f"{source.start(_keys(where, merged))}: {rest}") from None
     return config
+
+
+def _refuse_endless(value: Any, path: tuple[str, ...], source: ConfigSource) -> None:
+    """Settings travel to the jobs as JSON, which has neither infinity nor NaN."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _refuse_endless(inner, (*path, str(key)), source)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise EyasError(f"{source.start(path)}: {value} is no number that can be used; write a finite one")
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -799,11 +810,19 @@ def _explain(
 
 
 def _keys_at(section: type[Struct], path: Sequence[str], prefix: Sequence[str]) -> list[str]:
-    kind: Any = section
+    kind = section
     for part in path:
-        kind = next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == part), Struct)
+        found = next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == part), None)
+        kind = _section_in(found) or Struct
     extra = ["policy"] if "checks" in prefix[2:3] else []
     return [*extra, *(f.encode_name for f in msgspec.structs.fields(kind))]
+
+
+def _section_in(kind: Any) -> type[Struct] | None:
+    """The section that a field of type `kind` holds: itself, or null, or some by name."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return kind
+    return next(filter(None, map(_section_in, get_args(kind))), None)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -109,6 +109,26 @@ WRONG: dict[str, tuple[str, str]] = {
         replaced("max_period", "maxperiod"),
         "run.yaml:14: defaults.checks.degenerate.maxperiod: unknown key; did you mean `max_period`?",
     ),
+    "a misspelt key in a section that may be left out": (
+        replaced("    rows: 3", "    rows: 3\n    near_duplicates: {threshhold: 0.9}"),
+        "run.yaml:24: datasets.beta.v2.near_duplicates.threshhold: unknown key; did you mean `threshold`?",
+    ),
+    "a misspelt key in the audit": (
+        BASE + "audit: {promts: 8}\n",
+        "run.yaml:26: audit.promts: unknown key; did you mean `prompts`?",
+    ),
+    "a misspelt key in a lane": (
+        replaced("    model_file: x.gguf", "    model_file: x.gguf\n  lanes: {long: {concurency: 2}}"),
+        "run.yaml:9: server.lanes.concurency: unknown key; did you mean `concurrency`?",
+    ),
+    "a misspelt key in an evaluation set": (
+        BASE + EVALUATION.replace("files", "fils"),
+        "run.yaml:26: evaluation_sets.fils: unknown key; did you mean `files`?",
+    ),
+    "a number without end": (
+        replaced("temperature: 0.6", "temperature: .inf"),
+        "run.yaml:12: defaults.sampling.temperature: inf is no number that can be used; write a finite one",
+    ),
     "a script that Unicode has not": (
         replaced("    rows: 3", "    rows: 3\n    filter: {scripts: [Latin, Klingon]}"),
         "run.yaml:24: datasets.beta.v2.filter.scripts: Unicode has no script 'Klingon'; names are as in Latin, Cyrillic, Han",
