@@ -76,4 +76,5 @@ def test_cut_answers_are_as_long_as_they_are() -> None:
     half = np.where(np.arange(64) < 32, LIMIT, 1_000.0)
     told = plan([observed("d", 10_000, answers(half))], drift=STEADY).full.total
     assert told.output_tokens.mean == pytest.approx(10_000 * (LIMIT + 1_000) / 2, rel=0.01)
-    assert told.at_limit.mean == pytest.approx(0.5, abs=0.01)
+    # Ten of 74 parts are lengths that the pilot has not met, and fewer of these are at the limit.
+    assert told.at_limit.mean == pytest.approx(0.5, abs=0.02)

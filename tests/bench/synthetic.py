@@ -12,10 +12,10 @@ from functools import cache
 
 import msgspec
 import numpy as np
-from helpers import lengths_of
 
 from eyas.config import GenerateSettings, ModelConfig, SamplingConfig, TrainSettings, ValidateSettings
 from eyas.journal import Answered, Rendered
+from eyas.lengths import spell
 from eyas.plugins import registry
 from eyas.records import Delivery, Finish, Message, Origin, Prompt, Reply, Response
 from eyas.render import render_hash, render_identity
@@ -125,7 +125,7 @@ def pool(size: int, tokens: int | None = None) -> list[Answer]:
                 output_ids=ids,
                 finish=Finish(type="length") if cut else Finish(type="stop", matched=STOP),
                 text=text,
-                text_lengths=lengths_of(ends),
+                text_lengths=spell(np.diff(ends, prepend=0)),
             )
         )
     return answers

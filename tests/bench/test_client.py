@@ -76,9 +76,9 @@ def test_in_flight_reaches_what_is_asked(
     tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]
 ) -> None:
     """Eight doublings from the first gate, each seen in the server's load before the next."""
-    asked = 4096 if full else 64
+    asked, prompts = (4096, 8192) if full else (64, 256)
     with server(tmp_path, 20.0 if full else 2.0) as (url, most):
-        found = benchmark.pedantic(client, args=("eyas", tmp_path, url, 2 * asked, asked), rounds=1)
+        found = benchmark.pedantic(client, args=("eyas", tmp_path, url, prompts, asked), rounds=1)
         reached = most()
     tell("in flight", asked=float(asked), reached=float(reached), memory_MB=found["memory_mb"])
     assert reached == asked
