@@ -172,6 +172,12 @@ def byte_tokenizer() -> LlamaCppTokenizer:
     return LlamaCppTokenizer(None, vocabulary, [256])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("ids", [[7, 258], [-1, 7], [2**40], [9] * 9 + [258, 256]])
+def test_an_id_that_the_model_file_does_not_have_is_told_with_the_remedy(ids: list[int]) -> None:
+    with pytest.raises(EyasError, match=r"server\.engine\.model_file: it has ids below 258, the server gave"):
+        byte_tokenizer().decode(ids)
+
+
 @given(st.lists(st.integers(0, 257), max_size=40))
 def test_text_lengths_count_only_characters_that_stay(ids: list[int]) -> None:
     tokenizer = byte_tokenizer()

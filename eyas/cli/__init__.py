@@ -67,10 +67,10 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def enter(arguments: argparse.Namespace, *paths: str) -> None:
+def enter(arguments: argparse.Namespace, *paths: str, make: bool = False) -> None:
     """Goes to `--directory`; config files, and the paths in the arguments `paths`, stay those of the caller.
 
-    Raises EyasError if there is no such folder.
+    make: the folder, if it is not there, as snakemake does. Raises EyasError if there is no such folder.
     """
     if arguments.directory is None:
         return
@@ -78,6 +78,8 @@ def enter(arguments: argparse.Namespace, *paths: str) -> None:
         given = getattr(arguments, name, None)
         setattr(arguments, name, given and [file.absolute() for file in given])
     try:
+        if make:
+            arguments.directory.mkdir(parents=True, exist_ok=True)
         os.chdir(arguments.directory)
     except OSError as error:
         raise EyasError(

@@ -27,9 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     from eyas.plugins import Engine
     from eyas.server.verdict import keep
 
-    if arguments.directory:
-        arguments.directory.mkdir(parents=True, exist_ok=True)
-    enter(arguments)
+    enter(arguments, make=True)
     _, stages = run_of(arguments)
     print(f"For runs in {Path.cwd()}", flush=True)
     section = dict(stages.config.server.engine)

@@ -393,8 +393,14 @@ class LlamaCppTokenizer:
             raise Reject("text is not valid Unicode") from None
 
     def decode(self, ids: Sequence[int]) -> tuple[str, str]:
-        """As in Pieces.decode."""
-        return self._pieces.decode(ids)
+        """As in Pieces.decode. Raises EyasError for an id that the model file does not have."""
+        try:
+            return self._pieces.decode(ids)
+        except IndexError:
+            raise EyasError(
+                f"server.engine.model_file: it has ids below {self.vocabulary_size:,}, the server gave {max(ids):,} or a "
+                f"negative one; use the file that the server serves"
+            ) from None
 
     def apply_template(
         self,
