@@ -349,7 +349,7 @@ def test_a_run_elsewhere_is_shown_by_its_directory(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert eyas.cli.main(["status", "--directory", "none"]) == 1
     assert "--directory: none cannot be entered (No such file or directory)" in capsys.readouterr().err
-    Path("a-file").touch()
+    (tmp_path / "a-file").touch()
     for command in ("status", "doctor"):
         assert eyas.cli.main([command, "--directory", "a-file"]) == 1
         assert "--directory: a-file cannot be entered (" in capsys.readouterr().err
