@@ -28,6 +28,7 @@ SPACELESS = "".join(
 PERMUTATIONS = 128  # of a MinHash signature; datasketch's own number
 # Candidates are compared exactly, so a needless one costs time and a missed one a duplicate: few shall be missed.
 WEIGHTS = (0.1, 0.9)
+STRICTEST = 0.99  # for candidates: above, datasketch would have a single band, which it refuses
 
 
 def said(messages: Iterable[Message]) -> str:
@@ -137,7 +138,7 @@ class NearDuplicates:
         self._database = database
         # The n-grams are hashes already.
         self._empty = MinHash(PERMUTATIONS, seed=1, hashfunc=lambda gram: int.from_bytes(gram[:4], "little"))
-        bands = MinHashLSH(wanted.threshold, PERMUTATIONS, WEIGHTS)
+        bands = MinHashLSH(min(wanted.threshold, STRICTEST), PERMUTATIONS, WEIGHTS)
         self._bands = [slice(at * bands.r, (at + 1) * bands.r) for at in range(bands.b)]
         database.execute("CREATE TABLE taken (number INTEGER PRIMARY KEY, grams BLOB)")
         database.execute(

@@ -138,6 +138,16 @@ def sentence(chance: random.Random, length: int) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("threshold", [0.994, 1.0])
+def test_a_threshold_of_one_takes_what_has_the_same_words(threshold: float):
+    index = near(threshold=threshold)
+    assert [index.has_alike(asking(text)) for text in ("a b c d e f", "A b c, d e f!", "a b c d e g")] == [
+        False,
+        True,
+        False,
+    ]
+
+
 def test_near_duplicates_are_those_of_brute_force():
     """Of pairs well above the threshold all are found, of those below none."""
     chance = random.Random(3)
