@@ -336,6 +336,22 @@ def test_following_ends_with_the_pilots(tmp_path, monkeypatch):
     assert clock.now == NOW + 3 and out.getvalue().startswith("pilot of")
 
 
+@pytest.mark.parametrize("content", [b"", b"# Summary\n\n\xff\n"])
+def test_a_damaged_summary_is_told_with_the_remedy(tmp_path, monkeypatch, capsys, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "summary").mkdir(parents=True)
+    (tmp_path / "results" / "summary" / "summary.md").write_bytes(content)
+    assert eyas.cli.main(["status"]) == 1
+    assert "results/summary/summary.md: damaged; delete it and run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"sources": 5}', b"\xff"])
+def test_a_damaged_manifest_is_told_with_the_remedy(tmp_path, content):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(EyasError, match=r"manifest\.json: damaged; delete it and run"):
+        eyas.cli.verify._check_run(tmp_path / "manifest.json", {"a"})
+
+
 def test_a_run_elsewhere_is_shown_by_its_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "run" / "logs" / "generate", progress("G", state="done"))

@@ -56,15 +56,17 @@ def run(arguments: argparse.Namespace) -> None:
         return
     head, states = look_where_it_runs(logs, time.time())
     if SUMMARY.exists() and not any(is_active(state) for _, state in states):
-        print(summary_top(SUMMARY.read_text(encoding="utf-8")))
+        print(summary_top(SUMMARY.read_text(encoding="utf-8", errors="replace")))
     else:
         print("\n".join(table(states, head)))
 
 
 def summary_top(text: str) -> str:
-    """What stands first in summary.md after its title: warnings, and the table of datasets."""
+    """What stands first in summary.md after its title: warnings, and the table of datasets. Raises EyasError without one."""
     _, *blocks = text.split("\n\n")
-    table = next(at for at, block in enumerate(blocks) if block.startswith("|"))
+    table = next((at for at, block in enumerate(blocks) if block.startswith("|")), None)
+    if table is None:
+        raise EyasError(f"{SUMMARY}: damaged; delete it and run `snakemake`, which rebuilds it")
     return "\n\n".join(blocks[: table + 1]).rstrip("\n")
 
 

@@ -44,10 +44,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check_run(manifest: Path, datasets: set[str]) -> None:
-    """Raises EyasError if the results are those of another config: everything would differ, and nothing be wrong."""
+    """Raises EyasError if the results are those of another config: everything would differ, and nothing be wrong.
+
+    Also for a manifest that cannot be read.
+    """
     if not manifest.is_file():
         return
-    made = set(json.loads(manifest.read_bytes())["sources"])
+    try:
+        made = set(json.loads(manifest.read_bytes())["sources"])
+    except (ValueError, KeyError, TypeError):
+        raise EyasError(f"{manifest}: damaged; delete it and run `snakemake`, which rebuilds it") from None
     if made != datasets:
         raise EyasError(
             f"results/ holds a run with the datasets {', '.join(sorted(made))}, the config has {', '.join(sorted(datasets))}; "
