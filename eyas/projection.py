@@ -559,29 +559,34 @@ class _Amounts:
 
 
 def _amounts(one: Observed, lengths: Means, running: Floats | None) -> _Amounts:
-    """What the dataset takes. running: requests of it that run when its budget is reached; None for a run without budgets."""
+    """What the dataset takes. running: requests of it that run when its budget is reached; None for a run without budgets.
+
+    Answers that are there were generated, whatever the budget; training gets no more of them than it takes.
+    """
     planned, done = len(one.sizes), len(one.answers)
     means = {
         name: _predicted(getattr(lengths, name), lengths.known[name], done, planned)
         for name in ("prompt", "output", "reasoning", "accepted", "accepted_output", "accepted_prompt", "cut")
     }
-    answers = np.full_like(lengths.output, planned)
+    answers = used = np.full_like(lengths.output, planned)
     over = np.zeros_like(answers)
     if running is not None and one.budget_tokens is not None:
         per_answer = np.maximum(means["accepted_output"], 1e-9)
         needed = one.budget_tokens / per_answer + 0.5  # the unit that crosses the budget is finished
         # Long answers are more often met running than short ones: E[L^2] / E[L] each, where the plan counts E[L].
         excess = running * (lengths.output_squares / np.maximum(lengths.output, 1e-9) - lengths.output)
-        over = np.where(needed < planned, np.maximum(excess, 0.0), 0.0)
-        answers = np.clip(needed, min(done, planned), planned)
+        there = min(max(done, one.done), planned)
+        over = np.where((needed > there) & (needed < planned), np.maximum(excess, 0.0), 0.0)
+        used = np.minimum(needed, planned)
+        answers = np.maximum(used, there)
     return _Amounts(
         responses=answers,
         prompt=answers * means["prompt"],
         reasoning=answers * means["reasoning"],
         output=answers * means["output"] + over,
         accepted=answers * means["accepted"],
-        accepted_output=answers * means["accepted_output"],
-        accepted_prompt=answers * means["accepted_prompt"],
+        accepted_output=used * means["accepted_output"],
+        accepted_prompt=used * means["accepted_prompt"],
         cut=answers * means["cut"],
     )
 

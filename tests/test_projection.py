@@ -187,6 +187,22 @@ def test_rejected_answers_cost_hours_and_do_not_fill_the_budget() -> None:
     assert ratio == pytest.approx(2, rel=0.04)
 
 
+def test_a_budget_takes_no_more_of_what_is_already_answered() -> None:
+    """Whatever the pilot asked costs its time, but training gets the budget alone, and nothing more is asked."""
+    pilot = answers(np.tile([100.0, 200.0, 300.0], 20), accepted=np.tile([True, True, False], 20))
+    for rows in (60, 1_000):
+        parts = [observed("d", rows, pilot, budget_tokens=1_050, done=60)]
+        told = plan(parts, drift=STEADY).budgeted
+        assert told is not None
+        total = told.total
+        assert total.responses.low == total.responses.high == 60
+        assert total.output_tokens.mean == pytest.approx(12_000, rel=0.001 if rows == 60 else 0.1)
+        # The unit that crosses the budget is finished: half an answer more, on average.
+        assert total.accepted_tokens.mean == pytest.approx(1_100, rel=0.02)
+        assert total.acceptance.mean == pytest.approx(2 / 3, abs=0.02)
+        assert told.remaining_hours.high == 0
+
+
 def test_a_steady_rate_is_predicted_as_it_is() -> None:
     hours = (np.arange(20) + 0.5) / 60
     mean, sd = predict(hours, np.full(20, np.log(930.0)), 0.005, STEADY, 30)

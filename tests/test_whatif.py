@@ -127,6 +127,16 @@ def test_half_a_budget_is_half_the_data_and_half_the_time() -> None:
     assert of(found, "max_new_tokens", "5,120").tokens_lost == pytest.approx(0, abs=0.005)
 
 
+def test_a_budget_below_what_is_answered_loses_tokens_and_saves_nothing() -> None:
+    """Eight small datasets whose pilots have every answer: 6 of 193 tokens each, of which 600 take three and a half."""
+    pilot = answers(np.array([100.0, 140.0, 180.0, 200.0, 240.0, 298.0]))
+    parts = [observed(f"d{at}", 6, pilot, done=6) for at in range(8)]
+    budget = of(levers(now(parts, windows=windows(30, running=np.full(20, 6.0)))), "budget_tokens")
+    assert budget.value == "600"
+    assert budget.tokens_lost == pytest.approx(1 - (600 + 193 / 2) / 1_158, abs=0.005)
+    assert budget.cost == "40 % of tokens lost" and budget.saved_hours == 0.0
+
+
 def test_long_answers_last_drain_longest(table: list[Lever]) -> None:
     short, long = (np.full(64, tokens) for tokens in (300.0, 8_000.0))
     found = levers(now([observed("short", 5_000, answers(short)), observed("long", 500, answers(long))]))
