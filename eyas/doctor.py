@@ -67,6 +67,7 @@ def examine(stages: Stages, results: Path, engine: Engine) -> Iterator[Finding]:
     yield from room_on_disk(stages.config, results)
     yield from open_files(access)
     yield from lengths(stages.config)
+    yield from exports(stages)
     for warning in engine.warnings(all_lanes(access.server)):
         yield Finding("settings", "warning", warning)
     try:
@@ -192,6 +193,30 @@ def lengths(config: Config) -> Iterator[Finding]:
             f"{', '.join(names)}: answers of up to {limit:,} tokens (max_new_tokens) leave {config.model.context - limit:,} "
             f"of model.context for the prompt; longer prompts are refused",
         )
+
+
+def exports(stages: Stages) -> Iterator[Finding]:
+    """Which exporters do not suit the model, as far as that is known before there is a row."""
+    from eyas.export import exporter_of, reasoning_of
+    from eyas.exporters.target import Target
+
+    chosen = [stages.export(name) for name in stages.config.exports]
+    target, fine = None, []
+    try:
+        if any(settings.model for settings in chosen):
+            target = Target(stages.model, reasoning_of(stages.model, stages.registry))
+    except EyasError as error:
+        yield Finding("exports", "no-go", str(error))
+        return
+    for settings in chosen:
+        try:
+            exporter_of(settings, stages.registry, target if settings.model else None).check()
+        except EyasError as error:
+            yield Finding("exports", "no-go", str(error))
+        else:
+            fine.append(settings.exporter)
+    if fine:
+        yield Finding("exports", "ok", f"{', '.join(fine)}: nothing stands against the model")
 
 
 # --- what the server says and does -------------------------------------------------------------------------------

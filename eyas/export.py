@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.config import ExportSettings
+from eyas.config import ExportSettings, ModelConfig
 from eyas.errors import EyasError
 from eyas.exporters.prompts import PromptIndex
 from eyas.exporters.reports import ExportReport, LeftOut, report_path
@@ -45,14 +45,12 @@ def export(
         rows: Callable[[], Iterator[Any]] = lambda: read_table(train, TrainRow)  # noqa: E731
         target = None
         if settings.model is not None:
-            reasoning = _reasoning(settings, registry)
+            reasoning = reasoning_of(settings.model, registry)
             target = Target(settings.model, reasoning)
             index = stack.enter_context(PromptIndex(prompts, responses, settings.model, reasoning, out))
             rows = lambda: (target.tell(row, index.of(row)) for row in read_table(train, TrainRow))  # noqa: E731
-        exporter = registry.create(
-            "exporter", settings.exporter, settings.options, f"exports.{settings.exporter}", target
-        )
-        assert isinstance(exporter, Exporter)
+        exporter = exporter_of(settings, registry, target)
+        exporter.check()
         report = ExportReport(
             exporter=settings.exporter,
             options=settings.options,
@@ -76,9 +74,18 @@ def export(
     return report
 
 
-def _reasoning(settings: ExportSettings, registry: Registry) -> Reasoning:
-    assert settings.model is not None
-    section = dict(settings.model.reasoning)
+def exporter_of(settings: ExportSettings, registry: Registry, target: Target | None) -> Exporter:
+    """The exporter with its options. target: of `settings.model`, if that is set."""
+    exporter = registry.create(
+        "exporter", settings.exporter, settings.options, f"exports.{settings.exporter}", target
+    )
+    assert isinstance(exporter, Exporter)
+    return exporter
+
+
+def reasoning_of(model: ModelConfig, registry: Registry) -> Reasoning:
+    """The reasoning format of `model`, whose section has all options."""
+    section = dict(model.reasoning)
     reasoning = registry.create("reasoning", section.pop("name"), section, "model.reasoning")
     assert isinstance(reasoning, Reasoning)
     return reasoning

@@ -448,6 +448,9 @@ class Exporter(Plugin):
         """Why the format cannot hold `row`, a short constant phrase; None if it can. Such rows are counted, not written."""
         return None
 
+    def check(self) -> None:
+        """Raises EyasError, with the remedy, if no row of this model can be exported well; asked before `write`, and by `eyas doctor`."""
+
     @abc.abstractmethod
     def write(self, rows: Iterable[Any], path: Path) -> int:
         """Writes what `takes` says to `path`, streaming, and returns how many."""

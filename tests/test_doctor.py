@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from fake_sglang import TEMPLATE, make_model
 from pipeline import Run
 from pipeline import fake_server as server_of
 from stage import ENGINE, Stage, fake_server
@@ -19,7 +20,7 @@ from stage import ENGINE, Stage, fake_server
 from eyas import doctor
 from eyas.cli import main
 from eyas.config import ModelConfig, Stages, load
-from eyas.doctor import Finding, examine, lengths, open_files, room_on_disk
+from eyas.doctor import Finding, examine, exports, lengths, open_files, room_on_disk
 from eyas.engines.llamacpp import LlamaCpp
 from eyas.errors import EyasError
 from eyas.plugins import Busy, Engine
@@ -58,6 +59,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     # The dataset's own first prompt was asked, and the split of its answer is shown.
     assert any(b"Why is the sky blue?".hex() in bytes(ids(line)).hex() for line in asked)
     assert "of reasoning (closed)" in told["alpha"].text and told["alpha"].state == "ok"
+    assert told["exports"].text == "tokens: nothing stands against the model"
     assert told["stop id"].state == "ok" and " 2 <|im_end|>" in told["stop id"].text
     assert not (tmp_path / "journal").exists(), "nothing that it asks enters the journal"
 
@@ -240,6 +242,79 @@ def test_open_files(tmp_path: Path) -> None:
         "no-go",
         "no-go",
     ]
+
+
+KEEPING = TEMPLATE.replace(
+    "message['content']",
+    "('<think>\\n' + message.reasoning_content + '</think>' if message.reasoning_content else '') + message['content']",
+)
+REFUSING = (
+    "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no answers') }}{% endif %}" + TEMPLATE
+)
+
+
+def exported(
+    folder: Path, template: str, chosen: dict[str, dict[str, Any]], damaged: str = ""
+) -> list[Finding]:
+    """What the doctor says of the exports of a model with that chat template. damaged: a file that holds nothing."""
+    tokenizer = make_model(folder / "tokenizer")
+    (tokenizer / "chat_template.jinja").write_text(template)
+    if damaged:
+        (tokenizer / damaged).write_text("")
+    (folder / "data.jsonl").touch()
+    reasoning = {"name": "tags", "opened_by_prompt": True, "prefill": "<think>\n"}
+    config = load(
+        {
+            "model": {
+                "id": "m",
+                "tokenizer": str(tokenizer),
+                "kv_dtype": "bf16",
+                "context": 2048,
+                "reasoning": reasoning,
+            },
+            "server": {"engine": {"name": "sglang"}, "url": CLOSED},
+            "datasets": {"alpha": {"source": {"name": "text"}, "files": [str(folder / "data.jsonl")]}},
+            "defaults": {"sampling": {"max_new_tokens": 400}},
+            "exports": chosen,
+        }
+    )
+    return list(exports(Stages(config)))
+
+
+def test_an_export_that_would_be_refused_after_all_generation_is_a_no_go(tmp_path: Path) -> None:
+    every = {"tokens": {}, "specforge": {}, "torchspec": {}}
+    refused, fine = exported(tmp_path, TEMPLATE, every)
+    assert (refused.name, refused.state) == ("exports", "no-go")
+    assert refused.text.startswith(
+        "exports.specforge: the chat template of m drops the reasoning of finished answers"
+    )
+    assert refused.text.endswith("export `tokens` instead, or set allow_lossy if that is what you want")
+    assert (fine.state, fine.text) == ("ok", "tokens, torchspec: nothing stands against the model")
+
+
+def test_exports_that_the_model_suits_are_told_as_such(tmp_path: Path) -> None:
+    suited = [
+        ({"specforge": {}}, KEEPING),
+        ({"specforge": {"allow_lossy": True}}, TEMPLATE),
+        ({"sharegpt": {}}, TEMPLATE),
+    ]
+    for at, (chosen, template) in enumerate(suited):
+        (found,) = exported(tmp_path / str(at), template, chosen)
+        assert (found.name, found.state) == ("exports", "ok"), found
+
+
+@pytest.mark.parametrize("exporter", ["specforge", "sharegpt", "torchspec", "modelopt"])
+def test_a_template_that_refuses_finished_conversations_suits_no_exporter_of_them(
+    tmp_path: Path, exporter: str
+) -> None:
+    found, fine = exported(tmp_path, REFUSING, {exporter: {}, "specforge_text": {}})
+    assert found.state == "no-go" and "refuses a finished conversation (no answers)" in found.text
+    assert (fine.state, fine.text) == ("ok", "specforge_text: nothing stands against the model")
+
+
+def test_a_damaged_tokenizer_is_one_reason_for_all_exports(tmp_path: Path) -> None:
+    (found,) = exported(tmp_path, TEMPLATE, {"specforge": {}, "torchspec": {}}, damaged="tokenizer.json")
+    assert found.state == "no-go" and "tokenizer.json" in found.text
 
 
 def test_generate_heeds_a_no_go_until_it_is_mended_or_told_to_go_on(tmp_path: Path) -> None:

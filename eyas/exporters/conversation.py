@@ -66,8 +66,12 @@ class ConversationExporter(Exporter):
         return {"role": "assistant", "content": self.target.opened_by_prompt(told) + told.output}
 
     def refuse_if_lossy(self, answer: Mapping[str, Any], allowed: bool) -> None:
-        """Raises EyasError if the chat template drops the reasoning of `answer`, which holds THOUGHT, unless that is allowed."""
-        if not allowed and self.target.close and not self.target.keeps(answer):
+        """Raises EyasError if the chat template drops the reasoning of `answer`, which holds THOUGHT, unless that is allowed.
+
+        Also for a template that refuses a finished conversation.
+        """
+        kept = self.target.keeps(answer)
+        if not (kept or allowed) and self.target.close:
             raise EyasError(
                 f"exports.{self.name}: the chat template of {self.target.model.id} drops the reasoning of finished answers, so the "
                 f"trainer would learn to answer without it; export `tokens` instead, or set allow_lossy if that is what you want"

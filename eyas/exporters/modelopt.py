@@ -84,6 +84,9 @@ class ModelOpt(ConversationExporter):
     def supervises_end(self) -> bool:
         return self.options.supervise_end
 
+    def check(self) -> None:
+        self.template()
+
     def line(self, told: Told) -> dict[str, Any]:
         messages = told.messages
         if told.tools or any("tool_calls" in message for message in messages):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,11 +36,10 @@ class ShareGpt(ConversationExporter):
             return "user and assistant do not alternate"
         return super().unfit(row)
 
-    def write(self, rows: Iterable[Any], path: Path) -> int:
+    def check(self) -> None:
         target = self.target
         told = {"role": "assistant", "content": f"{target.open}{THOUGHT}{target.close}{ANSWERED}"}
         self.refuse_if_lossy(told, self.options.allow_lossy)
-        return super().write(rows, path)
 
     def line(self, told: Told) -> dict[str, Any]:
         messages = [*without_reasoning(told.messages), self.inline(told)]

@@ -45,8 +45,10 @@ class SpecForge(ConversationExporter):
     options: SpecForgeOptions
     learns = LAST
 
-    def write(self, rows: Iterable[Any], path: Path) -> int:
+    def check(self) -> None:
         self.refuse_if_lossy(apart(), self.options.allow_lossy)
+
+    def write(self, rows: Iterable[Any], path: Path) -> int:
         self._default = self.target.default_system()
         return super().write(rows, path)
 

@@ -23,6 +23,9 @@ class TorchSpec(ConversationExporter):
     def supervises_end(self) -> bool:
         return False
 
+    def check(self) -> None:
+        self.target.answer_end()  # of a finished conversation, which a template may refuse
+
     def unfit(self, row: Told) -> str | None:
         return "the format has no tool definitions" if row.tools else super().unfit(row)
 
