@@ -126,6 +126,11 @@ def admitted(pool: Pool, lengths: Lengths, ratio: float) -> float:
     return max(pool.tokens / (lengths.prompt + lengths.resident + reserve * pool.conservativeness), 1.0)
 
 
+def running_key(pool: Pool) -> str:
+    """The engine's own option that sets Pool.max_running: llama.cpp's slots hold nothing in reserve, SGLang's requests do."""
+    return "max_running_requests" if pool.conservativeness else "slots"
+
+
 def running(pool: Pool, lengths: Lengths, in_flight: int) -> Running:
     """How many of `in_flight` requests the server runs at a time, once it is busy."""
     most = min(in_flight, pool.max_running or in_flight)
@@ -152,7 +157,7 @@ def sentence(pool: Pool, lengths: Lengths, found: Running) -> str:
     if found.binding == "in flight":
         return told + "the ceiling of requests in flight binds (server.concurrency, or the lane's)"
     if found.binding == "max running requests":
-        return told + f"the server decodes at most {pool.max_running} at once (max_running_requests)"
+        return told + f"the server decodes at most {pool.max_running} at once ({running_key(pool)})"
     each = lengths.prompt + lengths.resident
     return told + (
         f"the KV cache holds {pool.tokens:,} tokens, a running request {each:,.0f} and a reserve for what it may still "

@@ -70,13 +70,12 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
     at_once = running(now.pool, lengths_of(now.observed), now.in_flight).about if now.pool else np.inf
     now = replace(now, windows=replace(windows, running=np.minimum(windows.running, at_once * now.servers)))
     now = replace(now, machine=msgspec.structs.replace(now.machine, exponent=step_of(now).exponent))
-    told = binding(now)
     return Plan(
         servers=sorted(servers),
         done=_done(reports),
         pilot_minutes=(max(one.finished for one in timed) - min(one.started for one in timed)) / 60,
         queue_full=full,
-        binding=told and (f"at each of {now.servers} server processes: {told}" if now.servers > 1 else told),
+        binding=binding(now),
         projection=project(now.observed, now.windows, now.machine, now.store, now.drift),
         levers=levers(now),
     )

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from eyas.capacity import Lengths, running, sentence
+from eyas.capacity import Lengths, running, running_key, sentence
 from eyas.plugins import Pool
 from eyas.projection import Drift, Expected, Floats, Interval, Machine, Observed, Store, Windows, project
 from eyas.speed import Point, Server, Step, fit, served
@@ -75,8 +75,20 @@ def binding(now: Now) -> str | None:
     """Which setting bounds how many requests run, in a sentence; None if the server does not tell its KV cache."""
     if now.pool is None:
         return None
-    lengths, each = lengths_of(now.observed), max(now.in_flight // now.servers, 1)
-    return sentence(now.pool, lengths, running(now.pool, lengths, each))
+    lengths, planned = lengths_of(now.observed), _planned(now)
+    found = running(now.pool, lengths, max(min(now.in_flight, planned) // now.servers, 1))
+    if found.binding == "in flight" and planned < now.in_flight:
+        return (
+            f"{planned:,} answers are planned in all, fewer than the {now.in_flight:,} that may be in flight: "
+            f"prompts run out, and no setting binds"
+        )
+    told = sentence(now.pool, lengths, found)
+    return f"at each of {now.servers} server processes: {told}" if now.servers > 1 else told
+
+
+def _planned(now: Now) -> int:
+    """Answers of the whole run, of which no more can be in flight."""
+    return sum(len(one.sizes) for one in now.observed)
 
 
 def step_of(now: Now) -> Step:
@@ -158,12 +170,11 @@ def _of_requests(now: Now, trial: _Trial) -> list[Lever]:
         # A server without a reserve (llama.cpp) gives each slot a cache of its own.
         tokens = now.pool.tokens * (1 if now.pool.conservativeness else 2)
         pool = msgspec.structs.replace(now.pool, max_running=2 * most, tokens=tokens)
-        memory = "" if now.pool.conservativeness else ", twice the KV cache's memory"
-        found.append(
-            trial.lever(
-                "max running requests", f"{2 * most:,}", f"no data lost{memory}", pool=pool, in_flight=double
-            )
-        )
+        cost = "no data lost" + ("" if now.pool.conservativeness else ", twice the KV cache's memory")
+        asked = max(2 * most * now.servers, now.in_flight)
+        if asked > now.in_flight:
+            cost += f", with {asked:,} in flight (server.concurrency)"
+        found.append(trial.lever(running_key(pool), f"{2 * most:,}", cost, pool=pool, in_flight=asked))
     return found
 
 
@@ -224,7 +235,7 @@ class _Trial:
         self, pool: Pool | None, step: Step, lengths: Lengths, in_flight: int, servers: int
     ) -> tuple[float, float]:
         """Tokens/s and running requests of all servers, by the model."""
-        each = self.each(in_flight, servers)
+        each = self.each(min(in_flight, _planned(self.now)), servers)
         roomy = pool or Pool(tokens=2**60, conservativeness=0.0)
         found = served(Server(pool=roomy, step=step), lengths, each)
         return found.tokens_per_second * servers, found.running * servers

@@ -102,9 +102,13 @@ def test_the_sentence_names_the_numbers_and_the_setting() -> None:
         and "200,000 tokens" in told
         and "mem_fraction_static" in told
     )
-    slots = Pool(tokens=8192, max_running=8)
-    slots = Pool(tokens=10_000_000, max_running=8)
-    assert "at most 8 at once" in sentence(slots, lengths(300), running(slots, lengths(300), 32))
+    few = Pool(tokens=10_000_000, max_running=8)
+    told = sentence(few, lengths(300), running(few, lengths(300), 32))
+    assert told.endswith("the server decodes at most 8 at once (max_running_requests)")
+    slots = Pool(tokens=10_000_000, max_running=8, conservativeness=0.0)
+    assert sentence(slots, lengths(300), running(slots, lengths(300), 32)).endswith(
+        "at most 8 at once (slots)"
+    )
 
 
 def test_servers_add_up_and_the_most_careful_reserve_counts() -> None:

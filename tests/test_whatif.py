@@ -157,8 +157,34 @@ def test_llama_cpp_has_slots_and_no_reserve() -> None:
     table = levers(slots)
     settings = {one.setting for one in table}
     assert not settings & {"kv_dtype", "mem_fraction_static", "schedule_conservativeness"}
-    assert of(table, "max running requests").running == 4
-    assert "at most 2 at once" in str(binding(slots))
+    assert of(table, "slots").running == 4 and of(table, "slots").value == "4"
+    assert of(table, "slots").cost == "no data lost, twice the KV cache's memory"
+    assert "at most 2 at once (slots)" in str(binding(slots))
+
+
+def test_sglang_s_most_requests_have_its_own_key_and_need_the_ceiling_with_them() -> None:
+    few = now(
+        pool=Pool(tokens=200_000, max_running=8), in_flight=8, windows=windows(300, running=np.full(20, 8.0))
+    )
+    lever = of(levers(few), "max_running_requests")
+    assert (lever.value, lever.running) == ("16", 16)
+    assert lever.cost == "no data lost, with 16 in flight (server.concurrency)"
+
+
+def test_when_prompts_run_out_no_ceiling_binds() -> None:
+    """Six prompts, of eight that may be in flight."""
+    parts = [observed("a", 6, answers(np.full(6, 400.0)))]
+    few = now(parts, in_flight=8, windows=windows(200, running=np.full(20, 6.0)))
+    assert binding(few) == (
+        "6 answers are planned in all, fewer than the 8 that may be in flight: prompts run out, and no setting binds"
+    )
+    assert of(levers(few), "concurrency").saved_hours == 0.0
+    slots = Pool(tokens=2 * 8_192, max_running=2, conservativeness=0.0)
+    assert "at most 2 at once" in str(binding(now(parts, in_flight=8, pool=slots)))
+    roomy = Pool(tokens=16 * 8_192, max_running=16, conservativeness=0.0)
+    for spare in (now(parts, in_flight=32, pool=roomy), now(parts, in_flight=8, servers=2)):
+        assert str(binding(spare)).startswith("6 answers are planned in all")
+    assert "in flight binds" in str(binding(now(parts, in_flight=6)))
 
 
 def test_a_server_that_tells_nothing_has_levers_of_data_and_servers() -> None:
