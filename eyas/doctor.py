@@ -161,7 +161,7 @@ def _turns(report: Path) -> int | None:
     try:
         return msgspec.json.decode(report.read_bytes(), type=_Prompts).turns
     except msgspec.DecodeError as error:
-        raise EyasError(f"{report}: {error}; delete it and run `snakemake prompts`") from None
+        raise EyasError(f"{report}: {error}; delete it and run `snakemake prompts --cores 1`") from None
 
 
 def _existing(folder: Path) -> Path:
@@ -257,7 +257,7 @@ def _ask(stages: Stages, results: Path, engine: Engine, lease: Lease) -> Iterato
         yield Finding(
             "prompts",
             "warning",
-            f"none yet for {', '.join(without)}, so a plain question is asked instead; run `snakemake prompts` first",
+            f"none yet for {', '.join(without)}, so a plain question is asked instead; run `snakemake prompts --cores 1` first",
         )
     began = time.monotonic()
     answers = asyncio.run(_answers(stages.config, engine, lease, trials, PATIENCE))

@@ -68,4 +68,4 @@ def read_pilot(path: Path) -> PilotReport:
     try:
         return msgspec.json.decode(path.read_bytes(), type=PilotReport)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise EyasError(f"{path}: {error}; delete it and run `snakemake plan` again") from None
+        raise EyasError(f"{path}: {error}; delete it and run `snakemake plan --cores 1` again") from None

@@ -53,12 +53,12 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
     if others := [one.dataset for one in reports if one.servers.keys() != servers.keys()]:
         raise EyasError(
             f"the pilots of {', '.join(others)} were made on another server than that of {reports[-1].dataset}; "
-            f"run `snakemake plan --forcerun pilot`"
+            f"run `snakemake plan --cores 1 --forcerun pilot`"
         )
     timed = [one for report in reports for one in report.observations if one.timed]
     if not timed:
         raise EyasError(
-            "no pilot has asked anything, so the speed is unknown; run `snakemake plan --forcerun pilot`"
+            "no pilot has asked anything, so the speed is unknown; run `snakemake plan --cores 1 --forcerun pilot`"
         )
     _check(reports)
     now = _now(settings, reports, timed)
@@ -87,7 +87,7 @@ def _check(reports: Sequence[PilotReport]) -> None:
         kinds = {one.kind for one in report.observations}
         if "answer" in kinds:
             continue
-        cause = "no finished answer; raise plan.minutes and run `snakemake plan --forcerun pilot`, which goes on from here"
+        cause = "no finished answer; raise plan.minutes and run `snakemake plan --cores 1 --forcerun pilot`, which goes on from here"
         if not kinds and report.without_answer:
             cause = (
                 f"no answer: all {report.without_answer} that it planned are refused or not reached; "

@@ -228,7 +228,7 @@ def test_disk_counts_every_turn_that_is_answered(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=needs - 10_000))
     assert {one.state for one in room_on_disk(config, tmp_path / "results")} == {"no-go"}
     (folder / "prompts.json").write_text("{")
-    with pytest.raises(EyasError, match=r"prompts\.json: .* delete it and run `snakemake prompts`"):
+    with pytest.raises(EyasError, match=r"prompts\.json: .* delete it and run `snakemake prompts --cores 1`"):
         list(room_on_disk(config, tmp_path / "results"))
 
 

@@ -818,7 +818,7 @@ def test_a_cluster_job_without_gpus_starts_nothing_and_says_so(
     caplog.set_level(logging.INFO)
     with pytest.raises(EyasError, match="snakemake serve"), hold(settings, Silent({}, MODEL), LOG):
         pass
-    assert "waiting up to 0.5 s for `snakemake serve`" in caplog.text
+    assert "waiting up to 0.5 s for `snakemake serve --cores 1`" in caplog.text
     assert not list(tmp_path.glob("server.log"))
 
 

@@ -319,5 +319,7 @@ def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:
 def test_a_damaged_pilot_names_file_and_remedy(tmp_path: Path) -> None:
     pilot = tmp_path / "a.pilot.json"
     pilot.write_text('{"dataset": "a"}')
-    with pytest.raises(EyasError, match=r"a\.pilot\.json: .*; delete it and run `snakemake plan` again"):
+    with pytest.raises(
+        EyasError, match=r"a\.pilot\.json: .*; delete it and run `snakemake plan --cores 1` again"
+    ):
         plan(settings(), [pilot], tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helpers import journal_entries
 from pipeline import ROOT, Run, fake_server
 
@@ -139,8 +140,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
         run.save()
         other = top / "other.jsonl.zst"
         assert eyas(run, "adopt", str(other)).stderr == (
-            "eyas: error: results/alpha/prompts.jsonl.zst: missing; run `snakemake results/alpha/prompts.jsonl.zst` "
-            "first, so that answers find their prompts\n"
+            "eyas: error: results/alpha/prompts.jsonl.zst: missing; run `snakemake "
+            "results/alpha/prompts.jsonl.zst --cores 1` first, so that answers find their prompts\n"
         )
         run.snakemake("results/alpha/responses.jsonl.zst")
         responses = list(read_records(run.folder / "results/alpha/responses.jsonl.zst", Response))
@@ -291,3 +292,17 @@ def test_the_results_of_another_config_are_not_called_wrong(finished: Run) -> No
         "eyas: error: results/ holds a run with the datasets alpha, the config has B1_glaive, "
     )
     assert "name that run's config with --configfile" in done.stderr
+
+
+def test_results_of_other_settings_are_not_to_be_deleted(finished: Run, tmp_path: Path) -> None:
+    run = copied(finished, tmp_path)
+    checks = {"length": {"policy": "reject"}, "empty_answer": {"policy": "off"}}
+    config = {**finished.config, "defaults": {**finished.config.get("defaults", {}), "checks": checks}}
+    (run.folder / "other.yaml").write_text(yaml.safe_dump(config))
+    done = eyas(run, "verify", "--directory", str(run.folder), "--configfile", str(run.folder / "other.yaml"))
+    assert done.returncode == 1
+    assert "summary/manifest.json: jobs." in done.stdout
+    assert "name it with --configfile and delete nothing" in done.stderr
+    assert (
+        f"`snakemake --cores 1 --directory {run.folder} --configfile {run.folder}/other.yaml`" in done.stderr
+    )

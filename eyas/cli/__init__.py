@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,16 @@ def enter(arguments: argparse.Namespace, *paths: str, make: bool = False) -> Non
         raise EyasError(
             f"--directory: {arguments.directory} cannot be entered ({error.strerror}); correct the path"
         ) from None
+
+
+def again(arguments: argparse.Namespace, target: str = "") -> str:
+    """The snakemake command about the same run, as it can be typed where `eyas` was."""
+    words = ["snakemake", *target.split(), "--cores", "1"]
+    if arguments.directory is not None:
+        words += ["--directory", str(arguments.directory)]
+    if getattr(arguments, "configfile", None):
+        words += ["--configfile", *map(str, arguments.configfile)]
+    return shlex.join(words)
 
 
 def run_of(arguments: argparse.Namespace, *, check_files: bool = True) -> tuple[dict[str, Any], Stages]:

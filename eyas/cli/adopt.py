@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import add_configfile, add_directory, enter, run_of
+from eyas.cli import add_configfile, add_directory, again, enter, run_of
 from eyas.errors import EyasError
 from eyas.report.words import commonest, number
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = Path("results", name, "prompts.jsonl.zst")
     if not prompts.is_file():
         raise EyasError(
-            f"{prompts}: missing; run `snakemake {prompts}` first, so that answers find their prompts"
+            f"{prompts}: missing; run `{again(arguments, str(prompts))}` first, so that answers find their prompts"
         )
     adopted = 0
     for file in arguments.files:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.cli import add_directory, enter
+from eyas.cli import add_directory, again, enter
 from eyas.errors import EyasError
 from eyas.report.words import number, visible
 
@@ -45,9 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = RESULTS / arguments.dataset
     if not (folder / "prompts.jsonl.zst").is_file():
         known = sorted(path.parent.name for path in RESULTS.glob("*/prompts.jsonl.zst"))
-        raise EyasError(
-            f"{folder}: no prompts there; {_hint(arguments.dataset, known) or 'run `snakemake prompts` first'}"
-        )
+        first = f"run `{again(arguments, 'prompts')}` first"
+        raise EyasError(f"{folder}: no prompts there; {_hint(arguments.dataset, known) or first}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack letters
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from eyas.cli import ROOT, add_configfile, add_directory, enter, run_of
+from eyas.cli import ROOT, add_configfile, add_directory, again, enter, run_of
 from eyas.errors import EyasError
 
 
@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from eyas.verify import verify
+    from eyas.verify import MANIFEST, verify
 
     enter(arguments)
     raw, stages = run_of(arguments)
@@ -36,9 +36,15 @@ def run(arguments: argparse.Namespace) -> None:
     for line in found.differences:
         print(line)
     if found.differences:
+        count = f"{len(found.differences)} difference{'s' * (len(found.differences) > 1)} above"
+        if any(line.startswith(f"{MANIFEST}: jobs") for line in found.differences):
+            raise EyasError(
+                f"{count}, and {MANIFEST} has other settings or other code in `jobs`: if these are the results of another "
+                f"config, name it with --configfile and delete nothing. Else run `{again(arguments)}`, which rebuilds them"
+            )
         raise EyasError(
-            f"{len(found.differences)} difference{'s' * (len(found.differences) > 1)} above. A file that differs: delete it "
-            f"and run `snakemake`, which rebuilds it. A damaged journal: restore it from a backup"
+            f"{count}. A file that differs: delete it and run `{again(arguments)}`, which rebuilds it. A damaged journal: "
+            f"restore it from a backup"
         )
     print(f"{found.files} files are what the journal gives, byte by byte")
 
@@ -57,5 +63,5 @@ def _check_run(manifest: Path, datasets: set[str]) -> None:
     if made != datasets:
         raise EyasError(
             f"results/ holds a run with the datasets {', '.join(sorted(made))}, the config has {', '.join(sorted(datasets))}; "
-            f"name that run's config with --configfile, or run `snakemake` with this one first"
+            f"name that run's config with --configfile, or run snakemake with this one first"
         )

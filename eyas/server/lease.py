@@ -482,10 +482,10 @@ class _Started:
     # --- across hosts --------------------------------------------------------------------------------------------
 
     def _await_serve(self) -> Endpoint:
-        """The server of `snakemake serve`, which another job holds."""
+        """The server of `snakemake serve --cores 1`, which another job holds."""
         timeout = self.server.start_timeout
         self.log.info(
-            "this cluster job holds no GPU, so it starts no server; waiting up to %g s for `snakemake serve` (%s)",
+            "this cluster job holds no GPU, so it starts no server; waiting up to %g s for `snakemake serve --cores 1` (%s)",
             timeout,
             self.state.endpoint,
         )
@@ -495,12 +495,12 @@ class _Started:
             if endpoint is not None and self.state.alive(endpoint):
                 if endpoint.settings != self.settings:
                     raise EyasError(
-                        "server: `snakemake serve` runs with other settings than this job; stop it and start it again"
+                        "server: `snakemake serve --cores 1` runs with other settings than this job; stop it and start it again"
                     )
                 return endpoint
             time.sleep(POLL)
         raise EyasError(
-            f"server: no server after {timeout:g} s, and this cluster job holds no GPU to start one; run `snakemake serve` as a GPU job, or set server.url"
+            f"server: no server after {timeout:g} s, and this cluster job holds no GPU to start one; run `snakemake serve --cores 1` as a GPU job, or set server.url"
         )
 
     def _check_reachable(self, endpoint: Endpoint) -> None:
