@@ -282,12 +282,21 @@ def _parse(source: Source, row: dict[str, Any], where: str) -> Conversation | Sk
     except KeyError as error:
         columns = ", ".join(map(repr, row))
         raise EyasError(
-            f"{where}: no column {error.args[0]!r} among {columns or 'none'}; {remedy}"
+            f"{where}: no column {error.args[0]!r} among {columns or 'none'}; {_naming(source, error.args[0])}{remedy}"
         ) from error
     except (TypeError, ValueError) as error:
         raise EyasError(f"{where}: {error}; {remedy}") from error
     except RecursionError:
         raise EyasError(f"{where}: objects or lists stand too deep in one another; {remedy}") from None
+
+
+def _naming(source: Source, column: str) -> str:
+    """What to do about the option that names `column`, if the source has one."""
+    options = msgspec.structs.asdict(source.options)
+    named = next((name for name, value in options.items() if value == column), None)
+    if named is None and options.get("column", column) is None:
+        named = "column"  # null: the source looks for the usual ones
+    return f"set `source.{named}`, " if named else ""
 
 
 def _key(identity: str | None, row: dict[str, Any], sorter: _Sorter) -> str:

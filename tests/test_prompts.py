@@ -31,6 +31,7 @@ from eyas.prompts import (
     EvaluationReport,
     FileReport,
     PromptsReport,
+    _parse,
     _Sorter,
     group,
     opening,
@@ -46,6 +47,7 @@ from eyas.sources.opencodeinstruct import OpenCodeInstruct
 from eyas.sources.openthoughts import OpenThoughts
 from eyas.sources.sharegpt import ShareGPT
 from eyas.sources.swe_trajectories import SweTrajectories
+from eyas.sources.text import Text
 from eyas.sources.ultrachat import UltraChat
 
 DEMO = Path(__file__).parent.parent / "data/demo"
@@ -313,6 +315,28 @@ def test_every_row_is_accounted_for(tmp_path):
     assert report.skipped == {"first user turn is empty": 2, "text is not valid Unicode": 1}
     assert [(file.name, file.rows) for file in report.files] == [("part0.jsonl", 3), ("part1.jsonl", 4)]
     assert report.files[1].sha256 == hashlib.sha256((tmp_path / "part1.jsonl").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "missing", "option"),
+    [
+        (Text(Text.Options(column="frage")), {"question": "Why?"}, "frage", "column"),
+        (Text(Text.Options()), {"question": "Why?"}, "text", "column"),
+        (Text(Text.Options(system="how")), {"text": "Why?"}, "how", "system"),
+        (Chat(Chat.Options()), {"talk": []}, "messages", "column"),
+        (Chat(Chat.Options(column="talks")), {"talk": []}, "talks", "column"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_missing_column_is_told_with_the_option_that_names_it(
+    source: Source, row: Row, missing: str, option: str
+) -> None:
+    with pytest.raises(EyasError) as error:
+        _parse(source, row, "q.jsonl: row 1")
+    assert str(error.value) == (
+        f"q.jsonl: row 1: no column '{missing}' among '{next(iter(row))}'; set `source.{option}`, correct the row, "
+        f"or pick the right source (this one is '{source.name}')"
+    )
 
 
 def test_fewer_rows_than_asked_are_fine_and_reported(tmp_path):

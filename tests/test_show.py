@@ -12,6 +12,7 @@ from made_results import verdict, write_dataset
 from eyas.cli import main
 from eyas.cli.show import find, lines
 from eyas.config import StatsSettings
+from eyas.errors import EyasError
 from eyas.recordfile import write_records
 from eyas.records import Finish, Message, Outcome, Turn, Verdict
 from eyas.stats import stats
@@ -137,7 +138,20 @@ def test_the_start_of_a_key_is_enough_where_it_is_the_only_one(
 def test_unknown_names_get_near_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no prompt has the key 'abx-0'; did you mean abd-0 or abc-0" in refusal(capsys, "A", "abx-0")
     assert "results/B: no prompts there" in refusal(capsys, "B", "k")
-    assert "it has 3 prompts" in refusal(capsys, "A", "~~~~\x1b~")
+    assert "it has 3 prompts: " in refusal(capsys, "A", "~~~~\x1b~")
+
+
+def test_an_unknown_key_like_no_other_is_told_the_first_three(tmp_path: Path) -> None:
+    path = tmp_path / "A/prompts.jsonl.zst"
+    for count, listed in (
+        (0, "it has 0 prompts"),
+        (3, "it has 3 prompts: k0, k1, k2"),
+        (4, "it has 4 prompts: k0, k1, k2, …"),
+    ):
+        write_records(path, [prompt(f"k{n}") for n in range(count)])
+        with pytest.raises(EyasError) as error:
+            find(path, "~~~~")
+        assert str(error.value) == f"A: no prompt has the key '~~~~'; {listed}"
 
 
 def test_what_was_not_answered_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

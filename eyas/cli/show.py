@@ -77,10 +77,10 @@ def find(path: Path, key: str) -> Prompt:
                 f"{path.parent.name}: {len(begins):,} keys begin with {key!r}: {some}, …; give more of it"
             )
         )
+    some = ", ".join([*keys[:NEAR], *["…"] * (len(keys) > NEAR)])
+    there = f"it has {len(keys):,} prompts{': ' * bool(keys)}{some}"
     raise EyasError(
-        visible(
-            f"{path.parent.name}: no prompt has the key {key!r}; {_hint(key, keys) or f'it has {len(keys):,} prompts'}"
-        )
+        visible(f"{path.parent.name}: no prompt has the key {key!r}; {_hint(key, keys) or there}")
     )
 
 
