@@ -67,8 +67,9 @@ class Lever(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """For instance: max_new_tokens 5,000: 4 % of answers cut, 14 % of tokens lost, 2.1 h saved."""
-        saved = f"{abs(self.saved_hours):,.1f} h {'saved' if self.saved_hours >= 0 else 'more'}"
-        return f"{self.setting} {self.value}: {self.cost}, {saved}"
+        size = f"{abs(self.saved_hours):,.1f}"
+        saved = f"{size} h {'saved' if self.saved_hours >= 0 else 'more'}"
+        return f"{self.setting} {self.value}: {self.cost}, {saved if float(size.replace(',', '')) else 'nothing saved'}"
 
 
 def binding(now: Now) -> str | None:

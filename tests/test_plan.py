@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from eyas.config import PlanConfig, PlannedDataset, PlanSettings, ServerConfig
 from eyas.errors import EyasError
 from eyas.pilot_report import Journalled, Observation, PilotReport
 from eyas.plan import make, plan
+from eyas.projection import Interval
 from eyas.report.plan import Done, Plan, lead, markdown, tables
 
 RATE, AT_ONCE = 20.0, 10  # tokens/s of one request; requests at a time
@@ -136,6 +138,42 @@ def test_when_all_is_done_nothing_remains() -> None:
     made = make(settings(100_000), [report(lengths(), 1_000, journalled=journalled(1_000))])
     assert made.projection.full.remaining_hours.high == 0.0
     assert made.projection.budgeted is not None and made.projection.budgeted.remaining_hours.high == 0.0
+    assert lead(made).startswith(
+        "Nothing is left to ask: all 1,000 answers are in the journal. The full run takes "
+    )
+    text = markdown(made)
+    assert "Remaining: the full run takes nothing more, the run with budgets takes nothing more." in text
+    assert re.search(r"time that remains *\| *nothing *\| *nothing *\|", text)
+    assert "only another run would gain by these" in text
+
+
+def test_when_the_budgets_are_reached_nothing_remains_though_prompts_are_left() -> None:
+    made = make(settings(100_000), [report(lengths(), 10_000, journalled=journalled(1_000))])
+    assert lead(made).startswith("Nothing is left to ask: the budgets are reached. The full run takes ")
+    assert "Remaining: the full run takes " in markdown(made)
+    assert "the run with budgets takes nothing more" in markdown(made)
+    begun = make(settings(), [report(lengths(), 10_000, journalled=journalled(1_000))])
+    assert lead(begun).startswith("The full run takes ") and "another run would" not in markdown(begun)
+
+
+@pytest.mark.parametrize(
+    ("saved", "takes", "told"),
+    [
+        (-1e-9, 0.07, "nothing"),
+        (1e-9, 0.07, "nothing"),
+        (0.04 / 60, 0.07, "nothing"),
+        (0.4 / 60, 0.07, "+0.4 min"),
+        (-0.4 / 60, 5.0, "nothing"),
+        (-0.4, 5.0, "-24 min"),
+        (1.5, 5.0, "+1.5 h"),
+    ],
+)
+def test_a_lever_that_saves_nothing_says_so(saved: float, takes: float, told: str) -> None:
+    made = make(settings(), [report(lengths(), 100)])
+    hours = Interval(low=takes, mean=takes, high=takes)
+    lever = msgspec.structs.replace(made.levers[0], saved_hours=saved, hours=hours)
+    table = tables(msgspec.structs.replace(made, levers=[lever]))[-1]
+    assert table.rows[0][2] == told
 
 
 def test_hours_know_the_lanes() -> None:

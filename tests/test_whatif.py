@@ -135,6 +135,7 @@ def test_a_budget_below_what_is_answered_loses_tokens_and_saves_nothing() -> Non
     assert budget.value == "600"
     assert budget.tokens_lost == pytest.approx(1 - (600 + 193 / 2) / 1_158, abs=0.005)
     assert budget.cost == "40 % of tokens lost" and budget.saved_hours == 0.0
+    assert budget.sentence == "budget_tokens 600: 40 % of tokens lost, nothing saved"
 
 
 def test_long_answers_last_drain_longest(table: list[Lever]) -> None:

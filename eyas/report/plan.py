@@ -55,12 +55,30 @@ class Table:
 
 
 def lead(plan: Plan) -> str:
-    """The answer to "how long?", in one sentence."""
+    """The answer to "how long?", in a sentence; before it one that nothing is left, where that is so."""
     projection = plan.projection
-    full = f"The full run takes {hours(projection.full.total.hours)}"
+    done = ""
+    if _nothing_left(projection.full):
+        done = f"Nothing is left to ask: all {number(plan.done.answers)} answers are in the journal. "
+    elif _finished(plan):
+        done = "Nothing is left to ask: the budgets are reached. "
+    full = f"{done}The full run takes {hours(projection.full.total.hours)}"
     if projection.budgeted is None:
         return f"{full}."
     return f"{full}; until the budgets are reached it is {hours(projection.budgeted.total.hours)}."
+
+
+def _nothing_left(run: Run) -> bool:
+    return run.remaining_hours.high == 0
+
+
+def _finished(plan: Plan) -> bool:
+    """Whether the run that will be made, the one with budgets where there are any, has all its answers."""
+    return _nothing_left(plan.projection.budgeted or plan.projection.full)
+
+
+def _remaining(run: Run) -> str:
+    return "nothing" if _nothing_left(run) else hours(run.remaining_hours)
 
 
 def hours(value: Interval) -> str:
@@ -107,7 +125,7 @@ def facts(plan: Plan) -> list[str]:
     ]
     done = plan.done
     if done.answers:
-        left = [f"{name} takes {hours(run.remaining_hours)} more" for name, run in _runs(plan).items()]
+        left = [f"{name} takes {_remaining(run)} more" for name, run in _runs(plan).items()]
         found.insert(
             0,
             f"Done: {number(done.answers)} answers of {count(projection.full.total.responses)} are in the journal, "
@@ -140,7 +158,7 @@ def tables(plan: Plan) -> list[Table]:
             "All datasets together",
             ["quantity", *runs],
             [
-                ["time that remains", *(hours(run.remaining_hours) for run in runs.values())],
+                ["time that remains", *(_remaining(run) for run in runs.values())],
                 *(
                     [name, *(told(run.total) for run in runs.values())]
                     for name, told in _TOTALS.items()
@@ -150,11 +168,11 @@ def tables(plan: Plan) -> list[Table]:
             "Hours come from generated tokens: rejected answers and what goes beyond a budget are in them.",
         )
     )
-    made.append(_levers(plan.levers))
+    made.append(_levers(plan.levers, finished=_finished(plan)))
     return made
 
 
-def _levers(levers: Sequence[Lever]) -> Table:
+def _levers(levers: Sequence[Lever], *, finished: bool) -> Table:
     return Table(
         "What else could be set",
         "Each setting changed alone",
@@ -163,17 +181,24 @@ def _levers(levers: Sequence[Lever]) -> Table:
             [
                 f"{one.setting} {one.value}",
                 hours(one.hours),
-                f"{one.saved_hours:+,.1f} h"
-                if abs(one.saved_hours) >= 1
-                else f"{60 * one.saved_hours:+,.0f} min",
+                _saved(one),
                 number(one.tokens_per_second),
                 one.cost,
             ]
             for one in levers
         ],
-        "By a model of the server that is fitted to the pilot; a minus means that it takes longer.",
+        "By a model of the server that is fitted to the pilot; a minus means that it takes longer."
+        + (" Nothing is left to ask here: only another run would gain by these." if finished else ""),
         ["what it costs"],
     )
+
+
+def _saved(lever: Lever) -> str:
+    """Hours or, where they are few, minutes, as finely as the hours of the run are told."""
+    if abs(lever.saved_hours) >= 1:
+        return f"{lever.saved_hours:+,.1f} h"
+    size = f"{60 * lever.saved_hours:+.{0 if lever.hours.mean > 1 / 6 else 1}f}"
+    return f"{size} min" if float(size) else "nothing"
 
 
 def _disk(value: Interval | None) -> str:
