@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -803,19 +803,37 @@ def _explain(
         message = f"the key `{missing['name']}` is missing; add it (docs/config.md describes it)"
     else:
         remedy = "docs/config.md lists what is allowed"
-        if at and at["keys"]:
+        if message.startswith(("Invalid enum value", "Expected `str")) and (
+            choices := _choices(_type_at(section, inner))
+        ):
+            *others, last = map(str, choices)
+            remedy = f"use {', '.join(others)}{' or ' * bool(others)}{last}"
+        elif at and at["keys"]:
             remedy = "names here are text of letters, digits, `.`, `_` and `-` (a number needs quotes)"
         message = f"{message[:1].lower()}{message[1:]}; {remedy}"
     return f"{source.start(path)}: {message}"
 
 
 def _keys_at(section: type[Struct], path: Sequence[str], prefix: Sequence[str]) -> list[str]:
-    kind = section
-    for part in path:
-        found = next((f.type for f in msgspec.structs.fields(kind) if f.encode_name == part), None)
-        kind = _section_in(found) or Struct
+    kind = _section_in(_type_at(section, path)) or Struct
     extra = ["policy"] if "checks" in prefix[2:3] else []
     return [*extra, *(f.encode_name for f in msgspec.structs.fields(kind))]
+
+
+def _type_at(section: type[Struct], path: Sequence[str]) -> Any:
+    """The type of the field at `path`, `section` itself if that is empty; None if there is no such field."""
+    kind: Any = section
+    for part in path:
+        fields = msgspec.structs.fields(_section_in(kind) or Struct)
+        kind = next((f.type for f in fields if f.encode_name == part), None)
+    return kind
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a field that takes one of a few, alone, by name or beside null; empty for any other."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next(filter(None, map(_choices, get_args(kind))), ())
 
 
 def _section_in(kind: Any) -> type[Struct] | None:

@@ -227,7 +227,23 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a choice that there is not": (
         replaced("context: 8192", "tools: sytem"),
-        "run.yaml:3: model.tools: invalid enum value 'sytem'; docs/config.md lists",
+        "run.yaml:3: model.tools: invalid enum value 'sytem'; use template or system",
+    ),
+    "a choice of a dataset, in the defaults": (
+        replaced("temperature: 0.6", "temperature: 0.6\n  turns: some"),
+        "run.yaml:13: defaults.turns: invalid enum value 'some'; use first or all",
+    ),
+    "a choice of a plugin": (
+        replaced('{name: tags, open: "<think>", close: "</think>"}', "{name: gpt_oss, effort: most}"),
+        "run.yaml:4: model.reasoning.effort: invalid enum value 'most'; use low, medium or high",
+    ),
+    "a choice under names": (
+        replaced("{name: glaive}", "{name: chat, roles: {bot: asistant}}"),
+        "run.yaml:17: datasets.alpha.source.roles: invalid enum value 'asistant'; use system, user, assistant or tool",
+    ),
+    "a number for a choice": (
+        replaced("context: 8192", "tools: 3"),
+        "run.yaml:3: model.tools: expected `str`, got `int`; use template or system",
     ),
     "a file instead of a list of files": (
         replaced("[alpha.json]", "alpha.json"),
