@@ -113,9 +113,9 @@ def test_neighbours_are_kept_apart(one: Any, other: Any) -> None:
 
 def test_a_hash_stays_the_same_from_run_to_run_and_release_to_release() -> None:
     # A change of these values makes every journal in the world stale: raise request.FORMAT knowingly.
-    assert hashed() == "2056058746883c666bb6c0b6d4170491"
+    assert hashed() == "ad2bb02edf71b89a7281d997a0cefefe"
     assert (
-        hashed((163606, 0), 3, 2, temperature=0.6, max_new_tokens=320) == "b3e8d5644240f922eb18155836327ecb"
+        hashed((163606, 0), 3, 2, temperature=0.6, max_new_tokens=320) == "2e490ad071938728869ce053b48e0d83"
     )
 
 
