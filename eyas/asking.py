@@ -67,7 +67,14 @@ def prepare(
         tail = None
         try:
             ids = renderer.render(PLAIN_PROMPT)
-            tail = tokenizer.decode(ids)[0].rpartition(PLAIN_PROMPT.messages[0].content)[2]
+            text, lengths = tokenizer.decode(ids)
+            # Written as it is, and a journal with anything else could not be read again.
+            if not isinstance(lengths, str) or len(lengths) != len(ids):
+                raise EyasError(
+                    f"engine {engine.name!r}: its tokenizer's decode must give text and one character for each id "
+                    f"(eyas.lengths.spell), not {type(lengths).__name__}; correct the plugin"
+                )
+            tail = text.rpartition(PLAIN_PROMPT.messages[0].content)[2]
         except Refused as reason:
             log.warning(
                 "how prompts end is not tested: the chat template refuses a plain question (%s)", reason
