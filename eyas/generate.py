@@ -82,23 +82,17 @@ def generate(
         host=socket.gethostname(),
     )
     with ProgressFile(paths.progress, progress) as show:
-        try:
-            with JournalWriter(paths.journal) as writer:
-                missing = _survey(plan, paths.journal, accepts, progress)
-                if missing:
-                    log.info(LACKS, missing)
-                    _ask(plan, accepts, access, paths, registry, writer, show)
-                else:
-                    log.info("the journal has every answer that is needed; no server is asked")
-            progress.state = "finishing"
-            with Journal(paths.journal) as journal:
-                finalise(plan, journal, paths, accepts, progress)
-            progress.state = "done"
-        except BaseException as error:
-            progress.state, progress.message = "failed", str(error)[:300]
-            raise
-        finally:
-            progress.in_flight, progress.rate, progress.eta = 0, 0.0, None
+        with JournalWriter(paths.journal) as writer:
+            missing = _survey(plan, paths.journal, accepts, progress)
+            if missing:
+                log.info(LACKS, missing)
+                _ask(plan, accepts, access, paths, registry, writer, show)
+            else:
+                log.info("the journal has every answer that is needed; no server is asked")
+        progress.state = "finishing"
+        with Journal(paths.journal) as journal:
+            finalise(plan, journal, paths, accepts, progress)
+        progress.state = "done"
 
 
 def _survey(plan: Plan, journal_folder: Path, accepts: Accepts, progress: Progress) -> str | None:
@@ -200,6 +194,7 @@ def finalise(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progr
     """Writes responses, outcomes, timing and servers, from the journal alone, in the fixed order."""
     budget = plan.new_budget()
     servers: dict[str, Any] = {}
+    output = 0  # tokens
     with (
         Writer[Response](paths.responses) as responses,
         Writer[Outcome](paths.outcomes) as outcomes,
@@ -219,11 +214,13 @@ def finalise(plan: Plan, journal: Journal, paths: Paths, accepts: Accepts, progr
                     if needed:
                         response = place(entry.reply, outcome.key, outcome.turn, sample)
                         responses.write(response)
+                        output += len(response.output_ids)
                         if budget.limit is not None:
                             tokens += accepts.tokens(response)
             if needed:
                 budget.submit(unit.index)
                 budget.finish(unit.index, tokens)
+    progress.tokens = output
     progress.accepted = budget.prefix_tokens if budget.limit is not None else None
     with atomic(paths.servers) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(dict(sorted(servers.items())))))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from eyas.errors import EyasError
 
@@ -18,7 +20,7 @@ _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
-    """Parses the command line, runs `main`, and ends the process: 0 done, 1 after an error, 130 after Ctrl-C.
+    """Parses the command line, runs `main`, and ends the process: 0 done, 1 after an error, 130 after Ctrl-C or SIGTERM.
 
     The error stands in the log and, because Snakemake shows a job's stderr, in the terminal. A traceback goes to the
     log alone.
@@ -34,6 +36,7 @@ def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
+    signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
         main(arguments)
     except KeyboardInterrupt:
@@ -45,6 +48,12 @@ def run(main: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
         print(f"eyas {parser.prog}: error: {line}", file=sys.stderr)
         sys.exit(1)
     logging.info(DONE)
+
+
+def _as_ctrl_c(_number: int, frame: FrameType | None) -> None:
+    """Does what Ctrl-C would do now, which an event loop may have changed, also where Ctrl-C is ignored (`command &`)."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def explain(error: Exception) -> str:

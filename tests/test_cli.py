@@ -294,6 +294,24 @@ def test_messages_stand_below_the_table(logs):
     assert status.table(status.look(logs, NOW))[-1] == "A: the server does not answer"
 
 
+@pytest.mark.parametrize(
+    "ended", [{"state": "interrupted"}, {"pid": ended_process()}], ids=["Ctrl-C", "killed"]
+)
+def test_an_interrupted_run_is_said_to_go_on(logs, ended):
+    put(logs, progress(state="failed", message="the server does not answer"), progress("B", **ended))
+    lines = status.table(status.look(logs, NOW))
+    assert lines[2].split()[:2] == ["B", ended.get("state", "stopped")]
+    assert "run the same command again, and it goes on" in lines[-1]
+    put(logs, progress("B"))
+    assert not any("goes on" in line for line in status.table(status.look(logs, NOW)))
+
+
+def test_tokens_without_those_of_an_earlier_run_are_marked(logs):
+    put(logs, progress(journalled=300), progress("B", state="done", journalled=300))
+    rows = [line.split() for line in status.table(status.look(logs, NOW))[1:]]
+    assert [row[3] for row in rows[:2]] == ["+123,456", "123,456"] and rows[2][2] == "+246,912"
+
+
 def test_a_message_is_one_line_and_cannot_draw_on_the_terminal(logs):
     put(logs, progress(state="failed", message="the server said:\n\x1b[2Jgone\n"))
     assert status.table(status.look(logs, NOW))[-1] == "A: the server said: ␛[2Jgone"
@@ -386,9 +404,10 @@ def test_a_finished_run_shows_its_summary_and_a_running_one_itself(tmp_path, log
     put(logs, progress(state="done"))
     eyas.cli.main(["status"])
     assert capsys.readouterr().out == "| dataset | n |\n| ------- | -: |\n| A | 1 |\n"
-    put(logs, progress(updated=time.time()))
-    eyas.cli.main(["status"])
-    assert capsys.readouterr().out.startswith("dataset  state")
+    for ended in ({"updated": time.time()}, {"state": "interrupted"}, {"state": "failed"}):
+        put(logs, progress(**ended))
+        eyas.cli.main(["status"])
+        assert capsys.readouterr().out.startswith("dataset  state")
 
 
 def test_a_finished_run_shows_its_warnings_before_its_table(tmp_path, logs, monkeypatch, capsys):

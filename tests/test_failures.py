@@ -192,6 +192,18 @@ def test_a_program_tells_the_terminal_one_line_and_the_log_everything(tmp_path: 
     assert failed_jobs(tmp_path / "logs", {}) == []
 
 
+@pytest.mark.parametrize("ctrl_c", ["default_int_handler", "SIG_IGN"])
+def test_a_cancelled_program_ends_as_after_ctrl_c(tmp_path: Path, ctrl_c: str) -> None:
+    """Where the shell lets it ignore Ctrl-C, too; and out of an event loop, whose own handler cancels what runs."""
+    for wait in ("time.sleep(30)", "uvloop.run(asyncio.sleep(30))"):
+        body = (
+            f"import asyncio, os, signal, threading, time, uvloop; signal.signal(signal.SIGINT, signal.{ctrl_c}); "
+            f"threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start(); {wait}"
+        )
+        status, terminal, text = program(tmp_path, body)
+        assert (status, terminal) == (130, "") and text.endswith(" ERROR interrupted\n")
+
+
 def test_a_log_on_a_full_disk_does_not_bury_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [

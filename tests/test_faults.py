@@ -621,6 +621,7 @@ def test_an_interrupted_run_leaves_no_server_and_goes_on(tmp_path: Path, number:
         eventually(lambda: not run.processes(), "no process is left", grace)
     assert "Traceback" not in run.terminal
     if number == signal.SIGINT:
+        assert run.status("alpha")["state"] == "interrupted"
         assert report(run.terminal).startswith(
             "Eyas: interrupted. Nothing finished is lost. Go on with:\n  snakemake "
         )

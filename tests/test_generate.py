@@ -195,7 +195,10 @@ def test_progress_is_true_while_it_runs_and_at_the_end(tmp_path: Path) -> None:
 
 
 def test_progress_counts_what_an_earlier_run_settled(tmp_path: Path) -> None:
+    output = 0
+
     def run(count: int, url: str) -> tuple[int, ...]:
+        nonlocal output
         stage = Stage(
             tmp_path,
             ["long " * 400, *texts(count)],
@@ -205,11 +208,14 @@ def test_progress_counts_what_an_earlier_run_settled(tmp_path: Path) -> None:
         stage.run(url)
         shown = read_progress(stage.paths.progress)
         assert shown is not None
+        assert shown.tokens == sum(len(response.output_ids) for response in stage.responses()) > output
+        output = shown.tokens
         return shown.planned, shown.done, shown.refused, shown.failed, shown.journalled
 
     with fake_server(tmp_path, "--fail-always", "Question 7:") as server:
         assert run(20, server.url) == (42, 42, 2, 2, 0)
         assert run(30, server.url) == (62, 62, 2, 2, 42)
+    output = 0
     assert run(30, CLOSED) == (62, 62, 2, 2, 62)
 
 

@@ -32,6 +32,20 @@ def test_the_file_is_rewritten_while_the_job_is_busy_and_at_its_end(
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("error", "state", "message"),
+    [(KeyboardInterrupt(), "interrupted", ""), (ValueError("gone"), "failed", "gone")],
+)
+def test_how_a_job_ended_is_told(tmp_path: Path, error: BaseException, state: str, message: str) -> None:
+    path = tmp_path / "a.status.json"
+    begun = Progress(dataset="a", state="waiting", planned=3, in_flight=2, rate=5.0, eta=(1.0, 2.0, 3.0))
+    with pytest.raises(type(error)), ProgressFile(path, begun):
+        raise error
+    last = read_progress(path)
+    assert last is not None and (last.state, last.message) == (state, message)
+    assert (last.in_flight, last.rate, last.eta) == (0, 0.0, None)
+
+
 def test_a_job_that_cannot_write_its_file_goes_on(tmp_path: Path) -> None:
     (tmp_path / "logs").touch()
     with ProgressFile(tmp_path / "logs" / "a.status.json", Progress(dataset="a", state="waiting", planned=3)):

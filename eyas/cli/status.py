@@ -27,7 +27,8 @@ PROMPTS = "results/{}/prompts.jsonl.zst"
 STALE_AFTER = 30.0  # seconds without an update; jobs rewrite their file each second
 REDRAW = 1.0  # seconds between two looks at the files
 QUIET = 10.0  # seconds between two blocks where nobody can redraw
-ENDED = ("done", "failed")
+ENDED = ("done", "failed", "interrupted")
+GOES_ON = "Interrupted: run the same command again, and it goes on; no finished answer is asked for twice."
 Eta = tuple[float, float, float]  # s: low, expected, high
 
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         follow(logs, arguments.pid, sys.stdout)
         return
     head, states = look_where_it_runs(logs, time.time())
-    if SUMMARY.exists() and not any(is_active(state) for _, state in states):
+    if SUMMARY.exists() and all(state == "done" for _, state in states):
         print(summary_top(SUMMARY.read_text(encoding="utf-8", errors="replace")))
     else:
         print("\n".join(table(states, head)))
@@ -182,6 +183,8 @@ def table(states: Sequence[tuple[Progress, str]], head: str = "dataset") -> list
         lines.append("  ".join(left + right).rstrip())
     notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
     # Messages may hold what a server said: one line each, and nothing that moves a cursor.
+    if any(shown in ("interrupted", "stopped") for _, shown in states):
+        notes.append(GOES_ON)
     return [*lines, *(visible(" ".join(note.split())) for note in notes), *_gpus(states), *_alarms(states)]
 
 
@@ -215,13 +218,19 @@ def _row(progress: Progress, shown: str) -> list[str]:
         shown,
         f"{number(progress.done)}/{number(progress.planned) if _is_planned(progress) else '?'}",
         "" if progress.accepted is None else number(progress.accepted),
-        number(progress.tokens),
+        _tokens([(progress, shown)]),
         number(progress.rate, 1) if active else "",
         number(progress.in_flight) if active else "",
         "" if progress.queued is None or not active else number(progress.queued),
         "" if progress.kv_use is None or not active else f"{progress.kv_use:.0%}",
         remaining(progress.eta) if active else "",
     ]
+
+
+def _tokens(states: Sequence[tuple[Progress, str]]) -> str:
+    """Output tokens; with a `+` where those of answers that the journal had before are not counted yet."""
+    more = any(progress.journalled and shown != "done" for progress, shown in states)
+    return f"{'+' if more else ''}{number(sum(progress.tokens for progress, _ in states))}"
 
 
 def _is_planned(progress: Progress) -> bool:
@@ -238,7 +247,7 @@ def _total(states: Sequence[tuple[Progress, str]]) -> list[str]:
         "",
         f"{number(sum(one.done for one in all_of))}/{planned}",
         number(sum(accepted)) if len(accepted) == len(all_of) else "",
-        number(sum(one.tokens for one in all_of)),
+        _tokens(states),
         number(sum(one.rate for one in active), 1) if active else "",
         number(sum(one.in_flight for one in active)) if active else "",
         "",
