@@ -457,7 +457,9 @@ class Config(Section, frozen=True):
     ] = None
     journal: Annotated[
         str,
-        Meta(description="Folder of finished responses, the expensive part. No rule deletes it; back it up."),
+        Meta(
+            description="Folder of finished responses, the expensive part, outside results/. No rule deletes it; back it up."
+        ),
     ] = "journal"
     plugins: Annotated[
         list[str], Meta(description="Plugin files, relative to the working directory or to the workflow.")
@@ -610,6 +612,7 @@ def _keys(where: str, section: Any) -> tuple[str, ...]:
 
 LOGGED = ("export", "fetch", "benchmarks")  # folders of logs/ besides those of DATASET_STAGES
 RESERVED = ("train", "plan", "summary")  # folders of results/ that are no datasets
+RESULTS = "results"  # in the working directory
 
 
 def _check_files(config: Config, root: str | Path) -> None:
@@ -633,6 +636,7 @@ def _check_files(config: Config, root: str | Path) -> None:
 
 def _check(config: Config, found: Registry) -> None:
     """What types cannot say: plugin sections, names that refer to each other."""
+    _check_journal(config.journal)
     if config.model.tokenizer is not None and is_hub(config.model.tokenizer):
         _check_reference(model_reference, config.model.tokenizer, "model.tokenizer")
     options = plugin(found, "engine", config.server.engine, "server.engine")
@@ -690,6 +694,21 @@ def _check(config: Config, found: Registry) -> None:
             raise EyasError(
                 f"mix.weights.{name}: no dataset of that name; {_nearest(name, list(config.datasets))}"
             )
+
+
+def _check_journal(folder: str) -> None:
+    """Results may be deleted and made again from the journal, so neither folder may lie in the other, whatever links say."""
+    journal, results = Path(folder).resolve(), Path(RESULTS).resolve()
+    if journal.is_relative_to(results):
+        raise EyasError(
+            f"journal: {folder or '.'} lies in {RESULTS}/, and would be deleted with it, finished answers and all; name a "
+            f"folder outside, such as `journal`"
+        )
+    if results.is_relative_to(journal):
+        raise EyasError(
+            f"journal: {RESULTS}/ lies in {folder or '.'}, where results and finished answers would mix; name a folder of its "
+            f"own, such as `journal`"
+        )
 
 
 def _check_selection(config: Config, dataset: str, section: DatasetConfig) -> None:

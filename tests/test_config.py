@@ -70,6 +70,29 @@ def test_the_defaults_leave_room_for_a_prompt() -> None:
     assert SamplingConfig().max_new_tokens < ModelConfig(id="m").context
 
 
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("results", r"results lies in results/, and would be deleted with it, .*; name a folder outside, "),
+        ("results/journal", r"results/journal lies in results/, "),
+        ("logs/../results/a", r"logs/\.\./results/a lies in results/, "),
+        ("linked", r"linked lies in results/, "),
+        (".", r"results/ lies in \., where .*; name a folder of its own, such as `journal`"),
+        ("..", r"results/ lies in \.\., "),
+        ("''", r"results/ lies in \., "),
+    ],
+)
+def test_deleting_results_cannot_delete_the_journal(loaded: Write, folder: str, told: str) -> None:
+    Path("linked").symlink_to("results/there")
+    with pytest.raises(EyasError, match=rf"^run\.yaml:1: journal: {told}"):
+        loaded(f"journal: {folder}\n{BASE}")
+
+
+@pytest.mark.parametrize("folder", ["results.journal", "data/results/journal", "../results/journal"])
+def test_a_journal_beside_the_results_is_none_of_them(loaded: Write, folder: str) -> None:
+    assert loaded(f"journal: {folder}\n{BASE}").journal == folder
+
+
 @pytest.mark.parametrize("limit", [8192, 9000])
 def test_an_answer_that_fills_the_context_is_refused_before_anything_runs(loaded: Write, limit: int) -> None:
     """Else every prompt is refused one by one, and the run ends well with nothing to train on."""
