@@ -138,7 +138,7 @@ def _journalled(whole: Plan, journal: Journal) -> Journalled:
         answers, tokens = answers + 1, tokens + len(entry.reply.output_ids)
         if entry.delivery.started:
             spans.append((entry.delivery.started, entry.delivery.finished))
-    return Journalled(answers=answers, output_tokens=tokens, busy=union(spans))
+    return Journalled(at=time.time(), answers=answers, output_tokens=tokens, busy=union(spans))
 
 
 def union(spans: Sequence[tuple[float, float]]) -> list[list[float]]:

@@ -39,9 +39,10 @@ class Journalled(Record, frozen=True):
     """How much of the whole run is answered, by the pilot and before it.
 
     busy: begin and end, in Unix s, of stretches of time with one of these answers in flight, in order and apart; of answers that were adopted nobody
-    knows when they were asked.
+    knows when they were asked. at: when it was counted, Unix time in s.
     """
 
+    at: float
     answers: int
     output_tokens: int
     busy: list[list[float]]

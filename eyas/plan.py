@@ -101,6 +101,7 @@ def _done(reports: Sequence[PilotReport]) -> Done:
     spans = [span for one in reports for span in one.journalled.busy]
     begun, ended = [begin for begin, _ in spans], [end for _, end in spans]
     return Done(
+        at=min(one.journalled.at for one in reports),
         answers=sum(one.journalled.answers for one in reports),
         output_tokens=sum(one.journalled.output_tokens for one in reports),
         hours=throughput(begun, ended, [0] * len(begun)).run.seconds / 3600,

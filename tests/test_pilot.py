@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def test_it_asks_the_first_prompts_and_says_what_came(tmp_path: Path) -> None:
         assert one.timed and one.started <= one.finished and one.accepted is not None
     assert len(report.prompt_bytes) == 30 and report.without_answer == 0
     assert report.journalled.answers == 10
+    assert max(one.finished for one in report.observations) <= report.journalled.at <= time.time()
     assert report.journalled.output_tokens == sum(one.output_tokens for one in report.observations)
     assert report.journalled.busy == union([(one.started, one.finished) for one in report.observations])
     assert [manifest["engine"] for manifest in report.servers.values()] == ["fake"]

@@ -52,9 +52,9 @@ def observations(
     return made
 
 
-def journalled(answers: int, *busy: tuple[float, float]) -> Journalled:
+def journalled(answers: int, *busy: tuple[float, float], at: float = 10_000.0) -> Journalled:
     """So many answers of 600 tokens."""
-    return Journalled(answers=answers, output_tokens=600 * answers, busy=[[*span] for span in busy])
+    return Journalled(at=at, answers=answers, output_tokens=600 * answers, busy=[[*span] for span in busy])
 
 
 def report(lengths: list[int], planned: int, dataset: str = "a", **fields: Any) -> PilotReport:
@@ -114,14 +114,17 @@ def test_a_budget_ends_the_run_earlier() -> None:
 
 
 def test_what_is_done_and_what_remains_are_told() -> None:
-    there = {"a": journalled(7_500, (0.0, 3_600.0), (9_000.0, 9_900.0)), "b": journalled(0)}
+    there = {"a": journalled(7_500, (0.0, 3_600.0), (9_000.0, 9_900.0)), "b": journalled(0, at=10_900.0)}
     pilots = [report(lengths(), 10_000, name, journalled=one) for name, one in there.items()]
     made = make(settings(None, "a", "b", drift_sd=0.0), pilots)
     run = made.projection.full
     assert run.remaining_hours.mean == pytest.approx(1.25 / 2 * run.total.hours.mean, rel=0.03)
-    assert made.done == Done(answers=7_500, output_tokens=4_500_000, hours=1.25)
+    assert made.done == Done(at=10_000.0, answers=7_500, output_tokens=4_500_000, hours=1.25)
     text = markdown(made)
-    assert "7,500 answers of 20,000 are in the journal, 4,500,000 output tokens in 75 min" in text
+    assert (
+        "Done when the pilot counted, 1 January 1970, 02:46 UTC: 7,500 answers of 20,000, 4,500,000 output tokens in 75 min"
+        in text
+    ), "the run goes on and the plan stays"
     assert "time that remains" in text and "the full run takes" in text
 
 
@@ -142,7 +145,7 @@ def test_when_all_is_done_nothing_remains() -> None:
         "Nothing is left to ask: all 1,000 answers are in the journal. The full run takes "
     )
     text = markdown(made)
-    assert "Remaining: the full run takes nothing more, the run with budgets takes nothing more." in text
+    assert "Remaining then: the full run takes nothing more, the run with budgets takes nothing more." in text
     assert re.search(r"time that remains *\| *nothing *\| *nothing *\|", text)
     assert "only another run would gain by these" in text
 
@@ -150,7 +153,7 @@ def test_when_all_is_done_nothing_remains() -> None:
 def test_when_the_budgets_are_reached_nothing_remains_though_prompts_are_left() -> None:
     made = make(settings(100_000), [report(lengths(), 10_000, journalled=journalled(1_000))])
     assert lead(made).startswith("Nothing is left to ask: the budgets are reached. The full run takes ")
-    assert "Remaining: the full run takes " in markdown(made)
+    assert "Remaining then: the full run takes " in markdown(made)
     assert "the run with budgets takes nothing more" in markdown(made)
     begun = make(settings(), [report(lengths(), 10_000, journalled=journalled(1_000))])
     assert lead(begun).startswith("The full run takes ") and "another run would" not in markdown(begun)

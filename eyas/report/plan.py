@@ -14,13 +14,17 @@ from eyas.projection import Expected, Interval, Projection, Run
 from eyas.report import charts
 from eyas.report.charts import Drawing
 from eyas.report.markdown import table
-from eyas.report.words import number, percent
+from eyas.report.words import moment, number, percent
 from eyas.whatif import Lever
 
 
 class Done(Struct, frozen=True, kw_only=True):
-    """What is in the journal of the full run. hours: with one of these answers in flight; adopted ones are in no time."""
+    """What was in the journal of the full run. hours: with one of these answers in flight; adopted ones are in no time.
 
+    at: when the pilots counted it, the first of them, Unix time in s. A run that goes on leaves the plan as it is.
+    """
+
+    at: float
     answers: int
     output_tokens: int
     hours: float
@@ -128,9 +132,10 @@ def facts(plan: Plan) -> list[str]:
         left = [f"{name} takes {_remaining(run)} more" for name, run in _runs(plan).items()]
         found.insert(
             0,
-            f"Done: {number(done.answers)} answers of {count(projection.full.total.responses)} are in the journal, "
-            f"{number(done.output_tokens)} output tokens in {hours(_certain(done.hours)).partition(' (')[0]} of server time. "
-            f"Remaining: the {', the run '.join(left)}.",
+            f"Done when the pilot counted, {moment(done.at)}: {number(done.answers)} answers of "
+            f"{count(projection.full.total.responses)}, {number(done.output_tokens)} output tokens in "
+            f"{hours(_certain(done.hours)).partition(' (')[0]} of server time (`eyas status` tells what is done now). "
+            f"Remaining then: the {', the run '.join(left)}.",
         )
     if not plan.queue_full:
         found.append(
