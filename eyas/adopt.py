@@ -36,6 +36,7 @@ from eyas.tokenizer import load_tokenizer
 from eyas.units import Plan
 
 ALREADY = "already in the journal"
+COPY = "a copy: its prompt has an answer of the same output_ids, and no `sample` tells them apart"
 UNKNOWN = "no such prompt in the dataset"
 UNASKED = "its prompt is refused by this config"
 OTHER_IDS = "its prompt_ids are not those of this config's rendering"
@@ -205,6 +206,10 @@ class _Places:
                 name TEXT, number INTEGER, occurrence INTEGER, ids BLOB, asked INTEGER, PRIMARY KEY (name, number)
             ) WITHOUT ROWID;
             CREATE TABLE requests (request BLOB PRIMARY KEY) WITHOUT ROWID;
+            CREATE TABLE outputs (
+                name TEXT, digest BLOB, journalled INTEGER, PRIMARY KEY (name, digest)
+            ) WITHOUT ROWID;
+            CREATE TABLE looked_up (name TEXT PRIMARY KEY) WITHOUT ROWID;
         """)
 
     def close(self) -> None:
@@ -233,6 +238,29 @@ class _Places:
             raise _Unfit(UNKNOWN)
         occurrence, ids, asked = row
         return _Place(occurrence, ids, bool(asked))
+
+    def is_looked_up(self, name: str) -> bool:
+        """Whether the journal's answers to its prompts were looked up before; they are by whoever asks."""
+        return self._database.execute("INSERT OR IGNORE INTO looked_up VALUES (?)", (name,)).rowcount == 0
+
+    def add_output(self, name: str, digest: bytes, *, journalled: bool) -> None:
+        """One of its prompts has an answer of these output ids."""
+        row = (name, digest, journalled)
+        self._database.execute("INSERT OR IGNORE INTO outputs VALUES (?, ?, ?)", row)
+
+    def known_output(self, name: str, digest: bytes) -> str | None:
+        """Why such an answer is none to take again; None for one of ids that it has not."""
+        row = self._database.execute(
+            "SELECT journalled FROM outputs WHERE name = ? AND digest = ?", (name, digest)
+        ).fetchone()
+        return None if row is None else ALREADY if row[0] else COPY
+
+    def prompts(self, name: str) -> Iterator[_Place]:
+        """All of its prompts, in the fixed order."""
+        for row in self._database.execute(
+            "SELECT occurrence, ids, asked FROM places WHERE name = ? ORDER BY number", (name,)
+        ):
+            yield _Place(row[0], row[1], bool(row[2]))
 
     def count(self, name: str) -> tuple[int, int]:
         """Counts a record of a wanted name: how many prompts it has, how many records came before."""
@@ -343,8 +371,12 @@ class _Adopting:
         name = record.name
         if name is None:
             raise _Unfit(NAMELESS)
+        output = _digest(output_ids)
+        if record.sample is None:
+            self._refuse_copy(name, prompt_ids, output)
         place, sample = self._next(name, record.sample)
         self._compare_prompt(place, prompt_ids)
+        self.places.add_output(name, output, journalled=False)
         text, lengths = tokenizer.decode(output_ids)
         present = {*prompt_ids, *output_ids}
         added = {text: token for text, token in tokenizer.added_tokens.items() if token in present}
@@ -362,6 +394,17 @@ class _Adopting:
             effective_max_new=sampling.max_new_tokens,
             constrained=sampling.constrained,
         )
+
+    def _refuse_copy(self, name: str, prompt_ids: list[int], output: bytes) -> None:
+        """Raises _Unfit where one of its prompts has such an answer, which else would fill a second sample. It takes no number."""
+        if not self.places.is_looked_up(name):
+            for place in self.places.prompts(name):
+                for sample in range(self.plan.settings.samples):
+                    entry = self.journal.answered(self.plan.request(prompt_ids, sample, place.occurrence))
+                    if entry is not None:
+                        self.places.add_output(name, _digest(entry.reply.output_ids), journalled=True)
+        if (reason := self.places.known_output(name, output)) is not None:
+            raise _Unfit(reason)
 
     def _next(self, name: str, sample: int | None) -> tuple[_Place, int]:
         """Its prompt and sample; records that do not tell their sample fill those of equal prompts in turn."""

@@ -165,7 +165,8 @@ class Server:
                 n_ctx=self.options.context,
             )
         room = min(limit, self.options.context - len(prompt))
-        tokens = self.scripted(prompt)[:room] or answer(prompt, room, self.options.never_close)
+        asked = [*prompt, body.get("seed", -1)] if self.options.by_seed else prompt
+        tokens = self.scripted(prompt)[:room] or answer(asked, room, self.options.never_close)
         if limit > 1:
             if fault := self.fault(prompt):
                 return await self.fail(fault, request)
@@ -277,6 +278,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--faults", type=float, default=0.0, help="share of generations that fail in some way"
     )
     parser.add_argument("--fault-log", type=Path, help="one line for each fault shown")
+    parser.add_argument("--by-seed", action="store_true", help="another seed gives another answer")
     parser.add_argument("--seed", type=int, help="of the delays and faults")
     parser.add_argument("--quantisation", default="Q4_1", help="what the server says that it holds")
     parser.add_argument("--parameters", type=int, default=1, help="size of the model that it holds")

@@ -15,7 +15,7 @@ from fake_sglang import make_model
 from helpers import prompt
 from stage import Served, Stage, fake_server
 
-from eyas.adopt import ALREADY, NAMELESS, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
+from eyas.adopt import ALREADY, COPY, NAMELESS, OTHER_IDS, TEXT_ONLY, UNKNOWN, Adopted, adopt
 from eyas.config import Stages, fingerprint, load
 from eyas.errors import EyasError
 from eyas.generate import generate
@@ -30,7 +30,7 @@ TEXTS = [f"Question {n}: why?" for n in range(6)]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with fake_server(tmp_path_factory.mktemp("server")) as server:
+    with fake_server(tmp_path_factory.mktemp("server"), "--by-seed") as server:
         yield server
 
 
@@ -128,6 +128,30 @@ def test_adopting_twice_adds_nothing(made: Stage, served: Served, tmp_path: Path
     assert taken(stage, file, served.url) == Adopted(refused=Counter({ALREADY: 12}))
     assert taken(stage, made.paths.responses, None).refused == {ALREADY: 12}
     assert {path.name: path.read_bytes() for path in stage.paths.journal.glob("*.zst")} == before
+
+
+def test_copies_of_one_answer_fill_one_sample(made: Stage, served: Served, tmp_path: Path) -> None:
+    """Nothing but `sample` tells a copy from an answer that the model gave twice."""
+    first, second = made.responses()[:2]
+    assert first.key == second.key and first.output_ids != second.output_ids
+    x, y = (foreign(made, one, sample=None) for one in (first, second))
+    stage = fresh(tmp_path / "a")
+    result = taken(stage, write(tmp_path / "a.jsonl", [x, x, x, y]), served.url)
+    assert (result.answers, result.refused) == (2, {COPY: 2}), "a copy takes no place"
+    with Journal(stage.paths.journal) as journal:
+        kept = [journal.answered(one.request) for one in (first, second)]
+    assert [one and one.reply.output_ids for one in kept] == [first.output_ids, second.output_ids]
+    assert taken(stage, tmp_path / "a.jsonl", served.url).refused == {ALREADY: 4}
+
+    stage = fresh(tmp_path / "b")
+    assert taken(stage, write(tmp_path / "x.jsonl", [x]), served.url).answers == 1
+    again = taken(stage, write(tmp_path / "yx.jsonl", [y, x]), served.url)
+    assert again == Adopted(refused=Counter({ALREADY: 2})), "nor one of another file"
+
+    told = [foreign(made, first), foreign(made, first, sample=1)]
+    stage = fresh(tmp_path / "c")
+    result = taken(stage, write(tmp_path / "c.jsonl", [*told, x]), served.url)
+    assert (result.answers, result.refused) == (2, {COPY: 1})
 
 
 def sampling(made: Stage, **changes: Any) -> dict[str, Any]:
