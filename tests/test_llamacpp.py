@@ -148,6 +148,13 @@ def test_an_answer_without_all_its_ids_is_never_accepted(changes: dict[str, Any]
         read_completion(200, reply(**changes), 8)
 
 
+@pytest.mark.parametrize("end", ["limit", "eos"])
+def test_an_answer_beyond_what_was_asked_for_is_none(end: str) -> None:
+    assert read_completion(200, reply(stop_type=end), 2).output_ids == [5, 6]
+    with pytest.raises(Retry, match="more token ids than asked for"):
+        read_completion(200, reply(stop_type=end), 1)
+
+
 def test_the_seed_that_means_any_is_never_sent() -> None:
     assert request_fields([1], SamplingConfig(), 0xFFFFFFFF, 1, 8)["seed"] == 0
 

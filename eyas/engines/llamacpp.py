@@ -212,11 +212,13 @@ def read_completion(status: int, raw: bytes, limit: int) -> Completion:
     reply = _decode(raw, _Reply)
     if len(reply.tokens) != reply.tokens_predicted or not reply.tokens:
         raise Retry("token ids lost")
+    if len(reply.tokens) > limit:
+        raise Retry("more token ids than asked for")
     if reply.stop_type == "eos":
         finish, effective = Finish(type="stop", matched=reply.tokens[-1]), limit
     elif reply.stop_type == "limit":
         # Fewer than asked for: the server's context or its own limit is the smaller one.
-        finish, effective = Finish(type="length"), min(limit, len(reply.tokens))
+        finish, effective = Finish(type="length"), len(reply.tokens)
     else:
         raise Retry(f"ended by {reply.stop_type!r}")
     usage = {"prompt_tokens": reply.tokens_evaluated, "completion_tokens": reply.tokens_predicted}
