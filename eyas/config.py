@@ -585,14 +585,17 @@ def _refuse_endless(value: Any, path: tuple[str, ...], source: ConfigSource) -> 
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, sections merged key by key; a plugin section with another `name` replaces the whole."""
+    """`over` laid on `under`, sections merged key by key; a plugin section with another `name` replaces the whole.
+
+    Options without a name are for whatever plugin is named above them.
+    """
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
         if (
             isinstance(value, Mapping)
             and isinstance(below, Mapping)
-            and value.get("name") in (None, below.get("name"))
+            and value.get("name", below.get("name")) == below.get("name", value.get("name"))
         ):
             merged[key] = _merge(below, value)
         else:

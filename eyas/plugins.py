@@ -612,7 +612,11 @@ class Registry:
     def options(self, kind: str, name: str, section: Mapping[str, Any], where: str) -> Struct:
         """`section` as the plugin's Options; errors name the config key."""
         found = self.find(kind, name, where)
+        known = {field.encode_name for field in msgspec.structs.fields(found.cls.Options)}
         try:
+            # Also where a stranger's Options would pass over it: a mistyped key must not be lost.
+            for key in (key for key in section if key not in known):
+                raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
             return msgspec.convert(dict(section), found.cls.Options, strict=False)
         except msgspec.ValidationError as error:
             raise OptionsError(where, found.cls.Options, error) from None

@@ -17,6 +17,7 @@ import yaml
 from eyas import schema
 from eyas.config import Config, ModelConfig, SamplingConfig, Stages, canonical, load, locate
 from eyas.errors import EyasError
+from eyas.plugins import registry
 
 BASE = """\
 model:
@@ -520,6 +521,31 @@ def test_a_plugin_section_with_another_name_replaces_the_whole(loaded: Write) ->
     assert config.datasets["alpha"].source == {"name": "mine", "one": 5, "two": 7}
     assert config.datasets["beta.v2"].source == {"name": "sharegpt"}
     assert Stages(config).prompts("alpha").source == {"name": "mine", "one": 5, "two": 7}
+
+
+SOURCES = sorted(found.cls.name for found in registry().all() if found.kind == "source")
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "mine"])
+@pytest.mark.parametrize("place", ["datasets.alpha", "evaluation_sets.exam"])
+def test_an_option_that_a_source_has_not_is_refused(loaded: Write, name: str, place: str) -> None:
+    """A stranger's too, whose Options would pass over it."""
+    Path("mine.py").write_text(PLUGIN.replace(", forbid_unknown_fields=True", ""))
+    section = f"{{name: {name}, colunm: x}}"
+    text = BASE if place == "evaluation_sets.exam" else replaced("{name: glaive}", section)
+    text += f"evaluation_sets:\n  exam:\n    files: [x.json]\n    source: {section if text == BASE else '{name: chat}'}\n"
+    with pytest.raises(EyasError, match=rf"^run\.yaml:\d+: {place}\.source\.colunm: unknown key; "):
+        loaded(text + "plugins: [mine.py]\n")
+
+
+def test_options_without_a_name_are_for_the_plugin_that_a_dataset_names(loaded: Write) -> None:
+    text = replaced("{name: glaive}", "{name: text}").replace("name: sharegpt", "{name: text, column: q}")
+    text = text.replace("defaults:", "defaults:\n  source: {column: question}")
+    config = loaded(text)
+    assert config.datasets["alpha"].source == {"name": "text", "column": "question"}
+    assert config.datasets["beta.v2"].source == {"name": "text", "column": "q"}
+    with pytest.raises(EyasError, match=r"^run\.yaml:10: defaults\.source\.column: unknown key; "):
+        loaded(BASE.replace("defaults:", "defaults:\n  source: {column: question}"))
 
 
 def test_policy_off_may_be_written_without_quotes(loaded: Write) -> None:
