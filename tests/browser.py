@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-PHONE, DESK = 375, 1440  # px
+PHONE, LAPTOP, DESK = 375, 1100, 1440  # px
 
 # For each visible chart: its figure's inner box holds every text of it, so that no label is cut.
 CUT = """() => [...document.querySelectorAll("figure")].flatMap(figure => {
@@ -38,6 +38,10 @@ SMALL = """() => Math.min(...[...document.querySelectorAll("svg text")].map(
   text => text.getBoundingClientRect().height).filter(height => height))"""
 COLOURS = """names => { const style = getComputedStyle(document.documentElement);
   return Object.fromEntries(names.map(name => [name, style.getPropertyValue("--" + name).trim()])); }"""
+# Tables that are wider than their frame, those that are folded away too.
+SCROLLED = """() => { document.querySelectorAll("details").forEach(one => one.open = true);
+  return [...document.querySelectorAll(".scroll")].filter(frame => frame.scrollWidth > frame.clientWidth)
+    .map(frame => frame.querySelector("caption").textContent); }"""
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import DESK, OVERFLOW, PHONE, check, chromium, opened
+from browser import DESK, LAPTOP, OVERFLOW, PHONE, SCROLLED, check, chromium, opened
 from made_results import verdict
 from playwright.sync_api import Browser
-from test_plan import lengths
+from test_plan import lengths, observations
 from test_plan import report as pilot_report
 from test_plan import settings as plan_settings
 from test_report import EVIL, HOSTILE, report
@@ -83,6 +83,11 @@ def test_no_text_from_data_is_interpreted(chromium: Browser, made: Path) -> None
         assert page.locator("h1").inner_text() == EVIL
 
 
+def test_no_table_scrolls_on_a_laptop(chromium: Browser, made: Path) -> None:
+    with opened(chromium, made / "report.html", LAPTOP) as page:
+        assert page.evaluate(SCROLLED) == []
+
+
 def test_a_keyboard_reaches_and_scrolls_every_table(chromium: Browser, made: Path) -> None:
     with opened(chromium, made / "report.html", PHONE) as page:
         table = page.get_by_role("region", name="The run by dataset")
@@ -137,12 +142,21 @@ def test_the_plan_can_be_read_and_says_what_plan_json_says(
     chromium: Browser, tmp_path: Path, width: int, scheme: str
 ) -> None:
     pilots = []
-    for name in ("a", "b"):
+    seen = [
+        msgspec.structs.replace(one, accepted=at % 5 > 0, truncated=at % 7 == 0)
+        for at, one in enumerate(observations(lengths()))
+    ]
+    for name in ("a", LONG):
         pilots.append(tmp_path / f"{name}.pilot.json")
-        pilots[-1].write_bytes(msgspec.json.encode(pilot_report(lengths(), 10_000, name)))
-    plan(plan_settings(1_000_000, "a", "b", hidden_size=4096, gpus=8), pilots, tmp_path)
+        pilots[-1].write_bytes(
+            msgspec.json.encode(pilot_report([], 1_000_000, name, observations=seen, without_answer=9))
+        )
+    plan(plan_settings(1_000_000, "a", LONG, hidden_size=4096, gpus=8), pilots, tmp_path)
     path = tmp_path / "plan.html"
     check(chromium, path, width, scheme)
+    if width == DESK:
+        with opened(chromium, path, LAPTOP) as page:
+            assert page.evaluate(SCROLLED) == []
     told = json.loads((tmp_path / "plan.json").read_bytes())["projection"]
     with opened(chromium, path, width, scheme) as page:
         hours = told["budgeted"]["total"]["hours"]["mean"]

@@ -1,5 +1,6 @@
 """The page: the same numbers as summary.json, nothing interpreted as HTML, nothing fetched."""
 
+import html
 import json
 import random
 import re
@@ -166,6 +167,13 @@ def test_a_run_that_gives_nothing_says_so_at_the_top(made, tmp_path):
     top = text[: text.index("<nav")]
     assert "no prompt was answered" in top and "1 × template says &lt;script&gt;" in top
     assert "<script" not in text
+
+
+def test_code_in_a_warning_is_shown_as_code(tmp_path):
+    reason = f"`{EVIL}` and `half"
+    refused = Outcome(key="u", turn=0, sample=0, status="refused", reason=reason)
+    text, _ = report(tmp_path, {"A": ([], [refused])})
+    assert f"1 × <code>{html.escape(EVIL)}</code> and `half" in text[: text.index("<nav")]
 
 
 def test_nothing_is_fetched_and_nothing_runs(made, page):
