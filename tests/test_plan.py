@@ -348,7 +348,7 @@ def test_files_are_written_and_say_the_same(tmp_path: Path) -> None:
         "max_new_tokens 2,048",
     ):
         assert what in text
-    page = (tmp_path / "plan.html").read_text()
+    page = (tmp_path / "plan.html").read_text().replace("<span>", "").replace("</span>", "")
     assert "org/&lt;model&gt;" in page and "<script" not in page and lead(made) in page
     for one in tables(made):
         for cell in (one.title, *one.heads, *(cell for row in one.rows for cell in row)):

@@ -99,7 +99,9 @@ def render(template: str, **values: Any) -> str:
 def _coded(text: str) -> Markup:
     """A sentence in which what stands between backticks is code."""
     parts = [Markup.escape(words.visible(part)) for part in re.split(r"`([^`]+)`", text)]
-    return Markup("").join(Markup(f"<code>{part}</code>") if at % 2 else part for at, part in enumerate(parts))
+    return Markup("").join(
+        Markup(f"<code>{part}</code>") if at % 2 else part for at, part in enumerate(parts)
+    )
 
 
 def _harmless(value: Any) -> Any:
