@@ -453,14 +453,40 @@ def test_following_a_process_outlives_the_datasets_that_exist(logs):
     assert "B" in out.getvalue()
 
 
-def test_without_a_terminal_only_changes_are_printed_and_not_often(logs):
+def test_without_a_terminal_only_news_are_printed(logs):
+    put(logs, progress(done=0, eta=None), pending("B", 600))
+    changes = {second: lambda n=second: put(logs, progress(done=n, eta=None)) for second in range(1, 15)}
+    slow = [f"{rate} tokens/s, the plan has 90" for rate in (40, 41)]
+    changes |= {
+        15: lambda: put(logs, progress("B", state="waiting", done=0)),
+        16: lambda: put(logs, progress("B", done=1, alarms=slow[:1])),
+        17: lambda: put(logs, progress("B", done=2, alarms=slow[1:], gpus=[(0.5, 0.5)])),
+        20: lambda: put(logs, progress(state="done", done=1000)),
+        28: lambda: put(logs, progress("B", state="done", done=600)),
+    }
+    out, clock = io.StringIO(), Clock(changes)
+    status.follow(logs, None, out, clock, clock.sleep)
+    first, last = out.getvalue().split("\n\n")
+    head, a, b, total, *news = first.splitlines()
+    assert (head.split()[0], a.split()[2], b.split()[1], total.split()[0]) == (
+        "dataset",
+        "0/1,000",
+        "pending",
+        "total",
+    )
+    assert [line.split()[:2] for line in news] == [["B", "waiting"], ["ALARM", "B:"], ["A", "done"]]
+    assert [line.split()[:2] for line in last.splitlines()[1:3]] == [["A", "done"], ["B", "done"]]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_without_a_terminal_a_long_run_shows_its_table_now_and_then(logs, monkeypatch):
+    monkeypatch.setattr(status, "QUIET", 10.0)
     put(logs, progress(done=0, eta=None))
     changes = {second: lambda n=second: put(logs, progress(done=n, eta=None)) for second in range(1, 15)}
     out, clock = io.StringIO(), Clock(changes | {28: lambda: put(logs, progress(state="done", done=28))})
     status.follow(logs, None, out, clock, clock.sleep)
     blocks = out.getvalue().split("\n\n")
     assert [re.search(r"(\d+)/1,000", block)[1] for block in blocks] == ["0", "10", "14", "28"]
-    assert "\x1b" not in out.getvalue()
 
 
 def test_a_terminal_is_redrawn_in_place(logs, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import socket
 import sys
@@ -26,7 +27,7 @@ SUMMARY = Path("results/summary/summary.md")
 PROMPTS = "results/{}/prompts.jsonl.zst"
 STALE_AFTER = 30.0  # seconds without an update; jobs rewrite their file each second
 REDRAW = 1.0  # seconds between two looks at the files
-QUIET = 10.0  # seconds between two blocks where nobody can redraw
+QUIET = 600.0  # seconds between two whole tables where nobody can redraw
 ENDED = ("done", "failed", "interrupted")
 GOES_ON = "Interrupted: run the same command again, and it goes on; no finished answer is asked for twice."
 Eta = tuple[float, float, float]  # s: low, expected, high
@@ -181,11 +182,15 @@ def table(states: Sequence[tuple[Progress, str]], head: str = "dataset") -> list
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  ".join(left + right).rstrip())
-    notes = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
-    # Messages may hold what a server said: one line each, and nothing that moves a cursor.
+    return [*lines, *_messages(states), *_gpus(states), *_alarms(states)]
+
+
+def _messages(states: Sequence[tuple[Progress, str]]) -> list[str]:
+    """What jobs say, which may hold what a server said: one line each, and nothing that moves a cursor."""
+    told = [f"{progress.dataset}: {progress.message}" for progress, _ in states if progress.message]
     if any(shown in ("interrupted", "stopped") for _, shown in states):
-        notes.append(GOES_ON)
-    return [*lines, *(visible(" ".join(note.split())) for note in notes), *_gpus(states), *_alarms(states)]
+        told.append(GOES_ON)
+    return [visible(" ".join(message.split())) for message in told]
 
 
 def _gpus(states: Sequence[tuple[Progress, str]]) -> list[str]:
@@ -288,17 +293,16 @@ def follow(
 ) -> None:
     """Shows the table of `logs`, or of what runs, until no dataset goes on or is to come or, with `pid`, until that process has ended.
 
-    On a terminal it redraws in place. Elsewhere it prints a block when something has changed, at most every 10 s, and
-    the last state at the end.
+    On a terminal it redraws in place. Elsewhere it prints what is new, and the last state at the end.
     """
-    show = _Redraw(out) if out.isatty() else _Blocks(out)
+    show = _Redraw(out) if out.isatty() else _News(out)
     while True:
         # Asked before looking, so that the last look sees what the process wrote last.
         ended = pid is not None and not is_alive(pid)
         head, states = look_where_it_runs(logs, clock())
         if pid is None:
             ended = bool(states) and not any(is_active(shown) for _, shown in states)
-        show(table(states, head), clock(), last=ended)
+        show(head, states, clock(), last=ended)
         if ended:
             return
         sleep(REDRAW)
@@ -311,27 +315,50 @@ class _Redraw:
         self._out = out
         self._drawn = 0
 
-    def __call__(self, lines: list[str], now: float, last: bool) -> None:
+    def __call__(self, head: str, states: States, now: float, last: bool) -> None:
         size = shutil.get_terminal_size()
-        visible = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        visible = [line[: size.columns - 1] for line in table(states, head)[: size.lines - 1]]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         self._out.write(f"{up}\r" + "".join(f"{line}\x1b[K\n" for line in visible) + "\x1b[J")
         self._out.flush()
         self._drawn = len(visible)
 
 
-class _Blocks:
-    """Prints lines that differ from the last ones."""
+class _News:
+    """Prints the table once, then a line when a dataset begins or ends, and each message and alarm that is new.
+
+    The whole table comes again where its datasets are others, at most every 10 minutes otherwise, and at the end.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._printed: list[str] = []
+        self._head = ""
+        self._phases: dict[str, str] = {}
+        self._said: set[str] = set()
+        self._table: list[str] = []
         self._at = float("-inf")
 
-    def __call__(self, lines: list[str], now: float, last: bool) -> None:
-        if lines == self._printed or not (last or now - self._at >= QUIET):
-            return
-        separator = "\n" if self._printed else ""
-        self._out.write(separator + "\n".join(lines) + "\n")
-        self._out.flush()
-        self._printed, self._at = lines, now
+    def __call__(self, head: str, states: States, now: float, last: bool) -> None:
+        lines, said = table(states, head), [*_messages(states), *_alarms(states)]
+        phases = {progress.dataset: _phase(shown) for progress, shown in states}
+        others = (head, phases.keys()) != (self._head, self._phases.keys())
+        if others or last or now - self._at >= QUIET:
+            news = [""] * bool(self._table) + lines if lines != self._table else []
+            self._table, self._at = lines, now
+        else:
+            rows = zip(phases, lines[1:], strict=False)
+            news = [line for name, line in rows if phases[name] != self._phases[name]]
+            news += [text for text in said if _wording(text) not in self._said]
+        self._head, self._phases, self._said = head, phases, set(map(_wording, said))
+        if news:
+            self._out.write("\n".join(news) + "\n")
+            self._out.flush()
+
+
+def _phase(shown: str) -> str:
+    return "running" if is_active(shown) and shown != "pending" else shown
+
+
+def _wording(text: str) -> str:
+    """A message without its numbers, which may be others each second."""
+    return re.sub(r"\d+", "", text)
