@@ -136,11 +136,8 @@ def levers(now: Now) -> list[Lever]:
     trial = _Trial(now)
     found = [*_of_data(now, trial), *_of_requests(now, trial), *_of_memory(now, trial)]
     twice = "GPUs" if now.machine.gpus else "hardware"
-    found.append(
-        trial.lever(
-            "servers", f"{2 * now.servers}", f"no data lost, twice the {twice}", servers=2 * now.servers
-        )
-    )
+    cost = f"no data lost, twice the {twice}, with {_in_flight(now, 2 * now.in_flight)}"
+    found.append(trial.lever("servers", f"{2 * now.servers}", cost, servers=2 * now.servers))
     by_length = sorted(now.observed, key=lambda one: float(one.answers.output_tokens.mean()))
     if len(by_length) > 1:
         for value, last in (("short answers last", by_length[0]), ("long answers last", by_length[-1])):
@@ -165,7 +162,8 @@ def _of_requests(now: Now, trial: _Trial) -> list[Lever]:
     if now.pool is None:
         return []
     double = 2 * now.in_flight
-    found = [trial.lever("concurrency", f"{double:,}", "no data lost", in_flight=double)]
+    lanes = f", with {_in_flight(now, double)}" if _lanes(now) else ""
+    found = [trial.lever("concurrency", f"{double:,}", f"no data lost{lanes}", in_flight=double)]
     most = now.pool.max_running
     if most is not None and most * now.servers <= now.in_flight:
         # A server without a reserve (llama.cpp) gives each slot a cache of its own.
@@ -174,9 +172,20 @@ def _of_requests(now: Now, trial: _Trial) -> list[Lever]:
         cost = "no data lost" + ("" if now.pool.conservativeness else ", twice the KV cache's memory")
         asked = max(2 * most * now.servers, now.in_flight)
         if asked > now.in_flight:
-            cost += f", with {asked:,} in flight (server.concurrency)"
+            cost += f", with {_in_flight(now, asked)}"
         found.append(trial.lever(running_key(pool), f"{2 * most:,}", cost, pool=pool, in_flight=asked))
     return found
+
+
+def _lanes(now: Now) -> list[str]:
+    """Lanes with a ceiling of their own."""
+    return [lane for lane in now.machine.ceilings if lane]
+
+
+def _in_flight(now: Now, asked: int) -> str:
+    """So many requests in flight, and the keys that say so; each lane's ceiling grows with the others."""
+    keys = ["server.concurrency"] * (not _lanes(now) or "" in now.machine.ceilings)
+    return f"{asked:,} in flight ({', '.join([*keys, *(f'server.lanes.{lane}' for lane in _lanes(now))])})"
 
 
 def _of_memory(now: Now, trial: _Trial) -> list[Lever]:
@@ -217,6 +226,15 @@ def _of_memory(now: Now, trial: _Trial) -> list[Lever]:
     return found
 
 
+class _Change(Struct, frozen=True, kw_only=True):
+    """Times as much as now. asked: requests in flight, in each lane: what a server does not run of them waits."""
+
+    rate: float = 1.0
+    running: float = 1.0
+    asked: float = 1.0
+    servers: float = 1.0
+
+
 class _Trial:
     """Projections of the run with something changed, against the run as it is."""
 
@@ -224,8 +242,8 @@ class _Trial:
         self.now = now
         self.step = step_of(now)
         self.lengths = lengths_of(now.observed)
-        self.rate = self._rate(now.pool, self.step, self.lengths, now.in_flight, now.servers)[0]
-        self.base, self.parts = self._project(now.observed, 1.0, 1, None)
+        self.rate, self.running = self._rate(now.pool, self.step, self.lengths, now.in_flight, now.servers)
+        self.base, self.parts = self._project(now.observed, _Change())
 
     @staticmethod
     def each(in_flight: int, servers: int) -> int:
@@ -242,15 +260,21 @@ class _Trial:
         return found.tokens_per_second * servers, found.running * servers
 
     def _project(
-        self, observed: Sequence[Observed], faster: float, more_gpus: float, last: Sequence[str] | None
+        self, observed: Sequence[Observed], change: _Change, last: Sequence[str] | None = None
     ) -> tuple[Expected, dict[str, Expected]]:
+        now = self.now
         windows = dataclasses.replace(
-            self.now.windows,
-            tokens_per_second=self.now.windows.tokens_per_second * faster,
-            completions_per_minute=self.now.windows.completions_per_minute * faster,
+            now.windows,
+            tokens_per_second=now.windows.tokens_per_second * change.rate,
+            completions_per_minute=now.windows.completions_per_minute * change.rate,
+            running=now.windows.running * change.running,
         )
-        machine = msgspec.structs.replace(self.now.machine, gpus=round(self.now.machine.gpus * more_gpus))
-        told = project(observed, windows, machine, self.now.store, self.now.drift, DRAWS, last)
+        machine = msgspec.structs.replace(
+            now.machine,
+            gpus=round(now.machine.gpus * change.servers),
+            ceilings={lane: round(most * change.asked) for lane, most in now.machine.ceilings.items()},
+        )
+        told = project(observed, windows, machine, now.store, now.drift, DRAWS, last)
         run = told.budgeted or told.full
         return run.total, run.datasets
 
@@ -273,7 +297,13 @@ class _Trial:
         asked = in_flight or now.in_flight * many // now.servers
         step = msgspec.structs.replace(self.step, per_token=self.step.per_token * per_token)
         rate, run = self._rate(pool or now.pool, step, lengths_of(of), asked, many)
-        total, _ = self._project(of, rate / self.rate, many / now.servers, last)
+        change = _Change(
+            rate=rate / self.rate,
+            running=run / self.running,
+            asked=asked / now.in_flight,
+            servers=many / now.servers,
+        )
+        total, _ = self._project(of, change, last)
         lost = 1 - total.accepted_tokens.mean / max(self.base.accepted_tokens.mean, 1e-9)
         return Lever(
             setting=setting,

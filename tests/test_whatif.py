@@ -117,6 +117,38 @@ def test_twice_the_servers_take_half_the_time_and_as_many_gpu_hours(table: list[
     assert two.tokens_lost == 0
 
 
+def laned(**ceilings: int) -> list[Lever]:
+    """The levers of a run whose long answers, six times the tokens, may have a lane of their own; 66 of 150 requests run."""
+    parts = [
+        observed("short", 20_000, answers(np.full(64, 500.0))),
+        observed("long", 20_000, answers(np.full(64, 3_000.0)), lane="long" if ceilings else ""),
+    ]
+    return levers(now(parts, machine=Machine(gpus=8, ceilings=ceilings or {"": 150})))
+
+
+def test_a_server_that_could_run_more_gains_nothing_by_a_narrow_lane_that_is_left_alone() -> None:
+    """32 of 132 are no faster than 32 of 66, save where numbers are half as wide."""
+    one, narrow = (of(table, "kv_dtype") for table in (laned(), laned(**{"": 118, "long": 32})))
+    assert one.saved_hours > 0.5 * one.hours.mean
+    assert narrow.saved_hours < 0.1 * narrow.hours.mean
+
+
+def test_a_lane_with_a_higher_ceiling_is_not_left_alone_for_so_long() -> None:
+    plain, lanes = (of(table, "concurrency") for table in (laned(), laned(**{"": 118, "long": 32})))
+    assert plain.saved_hours == pytest.approx(0, abs=1e-9) and plain.cost == "no data lost"
+    assert lanes.saved_hours > 0.2 * lanes.hours.mean
+    # 64 of 66 that the cache holds are nearly as fast as all of them.
+    assert lanes.hours.mean == pytest.approx(plain.hours.mean, rel=0.02)
+    assert lanes.cost == "no data lost, with 300 in flight (server.concurrency, server.lanes.long)"
+
+
+def test_twice_the_servers_need_twice_the_requests_in_every_lane() -> None:
+    table = laned(**{"": 118, "long": 32})
+    two, base = of(table, "servers"), of(table, "order", "short answers last")
+    assert two.hours.mean == pytest.approx(base.hours.mean / 2, rel=0.02)
+    assert two.cost.endswith(", twice the GPUs, with 300 in flight (server.concurrency, server.lanes.long)")
+
+
 def test_half_a_budget_is_half_the_data_and_half_the_time() -> None:
     found = levers(now(shared_pilot(10_000_000, [20_000] * 8)))
     half = of(found, "budget_tokens")
