@@ -136,7 +136,7 @@ class ServerConfig(Section, frozen=True):
     url: Annotated[
         str | list[str] | None,
         Meta(
-            description="One or more servers that already run, of which one that generates is enough to begin; null starts one on demand and stops it when idle."
+            description="One or more servers that already run, of which one that generates is enough to begin; null starts one on demand and stops it when idle. With https, whom to trust is the system's matter, or that of the environment variable SSL_CERT_FILE."
         ),
     ] = None
     env: Annotated[
