@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import msgspec
 
 from eyas.alarms import Lookout
 from eyas.audit import Audit
-from eyas.config import AccessSettings, GenerateSettings
+from eyas.config import AccessSettings, GenerateSettings, fingerprint
 from eyas.errors import EyasError
 from eyas.journal import Answered, Journal, JournalWriter
 from eyas.plugins import Engine, Registry
@@ -78,6 +79,9 @@ def generate(
         planned=plan.planned,
         samples=settings.samples,
         budget_tokens=settings.budget_tokens,
+        began=time.time(),
+        prompts=plan.prompts,
+        server=fingerprint(access.server),
         pid=os.getpid(),
         host=socket.gethostname(),
     )

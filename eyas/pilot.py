@@ -2,31 +2,33 @@
 
 It asks the run's own first requests, so their answers go into the journal and nothing is wasted. Where most of them are
 there already, they tell how long answers are but not how fast they come now: then the same prompts are asked again under
-other request hashes, timed, and thrown away.
+other request hashes, timed, and thrown away. Only a run that asked no more than the pilots do, under the same settings and of
+the same server, tells its speed by itself.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from eyas.config import AccessSettings, PilotSettings
+from eyas.config import AccessSettings, PilotSettings, fingerprint
 from eyas.generate import connected, lookout_of
 from eyas.journal import Journal, JournalWriter
 from eyas.judge import Judge
 from eyas.pilot_report import Journalled, Observation, PilotReport
 from eyas.plugins import Registry
-from eyas.progress import Progress, ProgressFile
+from eyas.progress import SUFFIX, Progress, ProgressFile, read_progress
 from eyas.recordfile import atomic, read_records
-from eyas.records import Prompt
+from eyas.records import Delivery, Prompt
 from eyas.units import Accepts, Plan, Step, place
 
 if TYPE_CHECKING:
@@ -44,10 +46,12 @@ def pilot(
     journal: Path,
     out: Path,
     progress: Path,
+    run: Path,
     registry: Registry,
 ) -> PilotReport:
     """Asks for the first answers of a dataset, for `minutes` at most, and writes what was seen to `out`.
 
+    progress, run: status files of this pilot and of the dataset's generation.
     Raises EyasError when there is no server or the run must stop; finished answers are in the journal by then.
     """
     generation = settings.generate
@@ -82,10 +86,15 @@ def pilot(
 
         began = time.time()
         unfinished = ask(plan, journal)
+        servers = dict(map(lease.server, lease.manifests))
+        since = _told_since(run, settings)
+
+        def is_timed(delivery: Delivery) -> bool:
+            return delivery.started >= (min(since, began) if delivery.server in servers else began)
+
         with Journal(journal) as known:
-            answers = list(
-                _answers(plan, known, Judge(generation.model.reasoning, settings.checks, registry), began)
-            )
+            judge = Judge(generation.model.reasoning, settings.checks, registry)
+            answers = list(_answers(plan, known, judge, is_timed))
             sizes = {unit.prompt.key: bytes_of(unit.prompt) for unit in plan.units(known)}
             journalled = _journalled(Plan(generation, prompts, registry), known)
             without_answer = sum(
@@ -98,7 +107,7 @@ def pilot(
             with tempfile.TemporaryDirectory() as folder:
                 late = ask(probe, Path(folder))
                 with Journal(folder) as known:
-                    came = list(_answers(probe, known, None, began))
+                    came = list(_answers(probe, known, None, is_timed))
             # What is cut off kept the server busy too.
             seen += [*came, *(replace(one, kind="probe") for one in _running(late, came, sizes))]
         shown.state = "done"
@@ -109,7 +118,7 @@ def pilot(
         ],
         without_answer=without_answer,
         journalled=journalled,
-        servers=dict(map(lease.server, lease.manifests)),
+        servers=servers,
         observations=seen,
     )
     with atomic(out) as temporary:
@@ -152,8 +161,31 @@ def union(spans: Sequence[tuple[float, float]]) -> list[list[float]]:
     return found
 
 
-def _answers(plan: Plan, journal: Journal, judge: Judge | None, began: float) -> Iterator[Observation]:
-    """The answers of `plan` that are there; without a judge they are a probe's. began: when the pilot did, Unix time in s."""
+def _told_since(run: Path, settings: PilotSettings) -> float:
+    """When the last generation of a dataset began, Unix time in s, if its times tell the speed under `settings`; else infinity.
+
+    They do not where one of the datasets has more prompts than its pilot looks at, which shared the server unseen.
+    """
+    wanted = fingerprint(settings.server)
+    jobs = {path: _last(path) for path in run.parent.glob(f"*{SUFFIX}")}
+    for job in jobs.values():
+        if job is None or job.state != "done" or job.server != wanted or job.prompts > settings.prompts:
+            return math.inf
+    own = jobs.get(run)
+    return own.began if own else math.inf
+
+
+def _last(path: Path) -> Progress | None:
+    try:
+        return read_progress(path)
+    except msgspec.DecodeError:
+        return None
+
+
+def _answers(
+    plan: Plan, journal: Journal, judge: Judge | None, is_timed: Callable[[Delivery], bool]
+) -> Iterator[Observation]:
+    """The answers of `plan` that are there; without a judge they are a probe's."""
     for prompt, sample, step in _steps(plan, journal):
         if step.status != "answered":
             continue
@@ -166,7 +198,7 @@ def _answers(plan: Plan, journal: Journal, judge: Judge | None, began: float) ->
             key=prompt.key,
             turn=step.turn,
             sample=sample,
-            timed=entry.delivery.started >= began,
+            timed=is_timed(entry.delivery),
             started=entry.delivery.started,
             finished=entry.delivery.finished,
             prompt_bytes=bytes_of(prompt),

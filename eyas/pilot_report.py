@@ -16,7 +16,7 @@ class Observation(Record, frozen=True):
 
     kind: `answer` is the run's own; `probe` was asked for its speed alone, and may have been cut off like a running one;
     `running` was not finished when the pilot was stopped, and output_tokens is what it had by then at the usual speed.
-    reasoning_tokens, accepted, truncated: null where nobody looked. timed: it was asked by this pilot and so tells the speed; others were in the journal before, from whatever server
+    reasoning_tokens, accepted, truncated: null where nobody looked. timed: it was asked by this pilot, or by a run like it, and so tells the speed; others were in the journal before, from whatever server
     under whatever load. started, finished: Unix time in s; for `running`, finished is when it was stopped.
     """
 

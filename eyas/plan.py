@@ -73,7 +73,7 @@ def make(settings: PlanSettings, reports: Sequence[PilotReport]) -> Plan:
     return Plan(
         servers=sorted(servers),
         done=_done(reports),
-        pilot_minutes=(max(one.finished for one in timed) - min(one.started for one in timed)) / 60,
+        pilot_minutes=_busy(timed) / 60,
         queue_full=full,
         binding=binding(now),
         projection=project(now.observed, now.windows, now.machine, now.store, now.drift),
@@ -94,6 +94,12 @@ def _check(reports: Sequence[PilotReport]) -> None:
                 f"see logs/pilot/{report.dataset}.log, ask more prompts (plan.prompts), or leave the dataset out"
             )
         raise EyasError(f"{report.dataset}: the pilot has {cause}")
+
+
+def _busy(timed: Sequence[Observation]) -> float:
+    """Seconds with one of them in flight: a run may have gone on after a night."""
+    begun, ended = [one.started for one in timed], [one.finished for one in timed]
+    return throughput(begun, ended, [0] * len(timed)).run.seconds
 
 
 def _done(reports: Sequence[PilotReport]) -> Done:

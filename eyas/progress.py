@@ -34,7 +34,8 @@ class Progress(Struct, kw_only=True):
     answers that it gives, earlier runs' included; rate is tok/s over the last
     minute, or since the last reply but one if that is longer ago. eta: seconds to go as (low, expected, high), null while unknown. alarms: what a person should look at now. gpus: those of the
     server's host, where somebody there can ask NVML: shares of time busy and of memory taken.
-    updated: Unix time in s.
+    began: when the job did; updated: Unix times in s. prompts: how many it has. server: fingerprint of the server settings that it asks
+    under; by these a pilot knows whether a run's own times tell the speed (eyas.pilot).
     """
 
     dataset: str
@@ -58,6 +59,9 @@ class Progress(Struct, kw_only=True):
     message: str = ""
     alarms: list[str] = field(default_factory=list)
     gpus: list[tuple[float, float]] = field(default_factory=list)
+    began: float = 0.0
+    prompts: int = 0
+    server: str = ""
     updated: float = 0.0
     pid: int = 0
     host: str = ""

@@ -27,5 +27,6 @@ rule pilot:
         " --minutes {resources.minutes}"
         " --prompts {input.prompts:q}"
         " --journal {resources.journal:q}"
+        " --run logs/generate/{wildcards.dataset}.status.json"
         " --out {output:q}"
         " --log {log:q}"

@@ -21,6 +21,7 @@ def main(a: argparse.Namespace) -> None:
         journal=a.journal,
         out=a.out,
         progress=a.log.with_suffix(".status.json"),
+        run=a.run,
         registry=registry(tuple(access.plugins)),
     )
 
@@ -31,5 +32,6 @@ parser.add_argument("--access", required=True, help="AccessSettings as JSON")
 parser.add_argument("--minutes", type=float, required=True, help="longest time of the pilot")
 parser.add_argument("--prompts", type=Path, required=True)
 parser.add_argument("--journal", type=Path, required=True, help="journal folder of this dataset")
+parser.add_argument("--run", type=Path, required=True, help="status file of the dataset's generation")
 parser.add_argument("--out", type=Path, required=True)
 run(main, parser)

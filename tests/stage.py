@@ -54,7 +54,7 @@ class Stage:
             outcomes=base / "outcomes.jsonl.zst",
             timing=base / "timing.parquet",
             servers=base / "servers.json",
-            progress=base / "status.json",
+            progress=base / f"{self.name}.status.json",
             audit=base / "audit.jsonl",
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from stage import Stage, fake_server
 
@@ -26,6 +28,7 @@ def run(stage: Stage, url: str, prompts: int, minutes: float = 5.0) -> PilotRepo
         stage.paths.prompts,
         stage.paths.journal,
         stage.folder / "pilot.json",
+        stage.folder / "pilot" / f"{stage.name}.status.json",
         stage.paths.progress,
         stages.registry,
     )
@@ -92,6 +95,42 @@ def test_answers_of_an_earlier_run_do_not_tell_the_speed_so_a_probe_asks_for_it(
     assert kinds == [("answer", False)] * 6 + [("probe", True)] * 6
     assert report.journalled.answers == 8, "of the whole run, and no probes"
     assert stage.paths.responses.read_bytes() == before
+
+
+def test_a_run_that_asked_no_more_than_its_pilot_would_tells_its_speed_itself(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [f"Question {n}?" for n in range(8)])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with fake_server(tmp_path, "--port", port) as server:
+        stage.run(server.url)
+        report = run(stage, server.url, 8)
+        assert len(server.lines()) == 8, "nobody is asked"
+        assert [(one.kind, one.timed) for one in report.observations] == [("answer", True)] * 8
+        status = stage.paths.progress.read_bytes()
+
+        def is_asked() -> bool:
+            before = len(server.lines())
+            run(stage, server.url, 8)
+            return len(server.lines()) == before + 8
+
+        assert not is_asked()
+        beside = stage.paths.progress.with_name("beside.status.json")
+        for changed in ({"state": "interrupted"}, {"server": "of other settings"}, {"prompts": 9}):
+            beside.write_bytes(msgspec.json.encode(msgspec.json.decode(status) | changed))
+            assert is_asked(), "what shared the server is not known"
+        beside.write_bytes(b"{")
+        assert is_asked()
+        beside.unlink()
+        assert not is_asked()
+
+        stage.server["concurrency"] = 7
+        assert is_asked()
+        stage.run(server.url)
+        assert is_asked(), "a job that asks nothing has no times"
+    with fake_server(tmp_path, "--port", port, "--slots", "3") as server:
+        stage.paths.progress.write_bytes(msgspec.json.encode(msgspec.json.decode(status)))
+        del stage.server["concurrency"]
+        assert is_asked(), "another server"
 
 
 def test_a_probe_that_is_cut_off_kept_the_server_busy_too(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_what_the_pilot_asked_is_not_asked_again(run: Run) -> None:
     assert run.jobs("plan") == Counter(), "and a plan that is there stays"
 
 
+def test_a_run_that_asked_no_more_than_the_pilots_do_is_planned_without_asking(run: Run) -> None:
+    run.jobs()
+    run.config["plan"] = {"prompts": 24}
+    run.save()
+    with run.asked() as requests:
+        assert run.jobs("plan") == Counter(PILOTS)
+    assert requests == []
+    run.config["plan"] = {"prompts": 8}
+    run.save()
+
+
 def test_another_ceiling_is_measured_again_and_changes_no_result(run: Run) -> None:
     run.jobs()
     journal = {path.name: path.stat().st_size for path in (run.folder / "journal/alpha").iterdir()}

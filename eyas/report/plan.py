@@ -33,7 +33,7 @@ class Done(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     """plan.json. done: before the run goes on. servers: ids of the manifests that the speed belongs to. binding: which setting bounds how many requests
     run, null where a server does not tell. queue_full: whether the pilot ever kept the server as busy as it could; if not, the
-    speed is that of its busiest stretch. pilot_minutes: from the pilot's first request to its last answer.
+    speed is that of its busiest stretch. pilot_minutes: with a request of the pilot in flight.
     levers: settings to change, the one that saves most hours first.
     """
 
