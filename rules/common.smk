@@ -144,6 +144,11 @@ def journal_folder(wildcards):
     return f"{CONFIG.journal}/{wildcards.dataset}"
 
 
+def run_status(wildcards):
+    """Where the dataset's generation tells how far it is."""
+    return f"logs/generate/{wildcards.dataset}.status.json"
+
+
 def planned_answers(rule, most=None):
     """Rows at most (of all, or of the first `most`), and samples, of every dataset that `rule` of this run asks for; neither where
     only the prompts tell the turns."""

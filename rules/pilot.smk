@@ -16,6 +16,7 @@ rule pilot:
         **CODE,
         access=access,
         journal=journal_folder,
+        run=run_status,
         minutes=CONFIG.plan.minutes,
     params:
         settings=settings("pilot"),
@@ -27,6 +28,6 @@ rule pilot:
         " --minutes {resources.minutes}"
         " --prompts {input.prompts:q}"
         " --journal {resources.journal:q}"
-        " --run logs/generate/{wildcards.dataset}.status.json"
+        " --run {resources.run:q}"
         " --out {output:q}"
         " --log {log:q}"
