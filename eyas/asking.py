@@ -23,7 +23,7 @@ from eyas.config import AccessSettings, ModelConfig, SamplingConfig
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
-from eyas.lengths import places
+from eyas.lengths import Array, places
 from eyas.plugins import Busy, Completion, Engine, GenerateRequest, Reasoning, Reject, Retry, Tokenizer
 from eyas.progress import Progress, ProgressFile
 from eyas.records import Delivery, Message, Origin, Prompt, Reply
@@ -67,7 +67,7 @@ def prepare(
         tail = None
         try:
             ids = renderer.render(PLAIN_PROMPT)
-            text, lengths = tokenizer.decode(ids)
+            text, lengths = tokenizer.decode(places(ids))
             # Written as it is, and a journal with anything else could not be read again.
             if not isinstance(lengths, str) or len(lengths) != len(ids):
                 raise EyasError(
@@ -168,8 +168,7 @@ class Asking:
         self.lengths = Moments()
         self.recent: deque[tuple[float, int]] = deque()
 
-    def _added_in(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> dict[str, int]:
-        output = places(output_ids)
+    def _added_in(self, prompt_ids: Sequence[int], output: Array) -> dict[str, int]:
         found = self.own.intersection(prompt_ids).union(
             output[self.is_own.take(output, mode="clip")].tolist()
         )
@@ -385,9 +384,10 @@ class Asking:
             return server, await self.engine.generate(self.session, url, ask)
 
     def _reply(self, request: str, ask: GenerateRequest, completion: Completion) -> Reply:
-        text, lengths = self.tokenizer.decode(completion.output_ids)
-        added = self._added_in(ask.prompt_ids, completion.output_ids)
-        return Reply(
+        output = places(completion.output_ids)
+        text, lengths = self.tokenizer.decode(output)
+        added = self._added_in(ask.prompt_ids, output)
+        reply = Reply(
             request=request,
             prompt_ids=[*ask.prompt_ids],
             output_ids=completion.output_ids,
@@ -400,6 +400,8 @@ class Asking:
             effective_max_new=completion.effective_max_new,
             constrained=ask.sampling.constrained,
         )
+        reply.__dict__["output"] = output  # which it would only make once more
+        return reply
 
     async def _audit(self, audit: Audit, asked: AuditPrompt) -> None:
         """Asks a prompt of the drift audit. What comes is judged and dropped; if nothing does, its round is left out."""

@@ -12,8 +12,10 @@ Array = np.ndarray[tuple[int], np.dtype[Any]]
 NOTHING = "0"  # spells that a token completes no character
 
 
-def places(ids: Sequence[int]) -> Array:
+def places(ids: Sequence[int] | Array) -> Array:
     """`ids` for numpy, shape [tokens]; a third of the time that np.array takes. Raises IndexError for what is no id."""
+    if isinstance(ids, np.ndarray):
+        return ids
     try:
         return np.frombuffer(array.array("I", ids), np.uint32)
     except (OverflowError, TypeError):
@@ -33,4 +35,8 @@ def spell(counts: Sequence[int] | Array) -> str:
 
 def ends_of(lengths: str) -> Array:
     """How many characters of the text are complete after each token, shape [tokens], from what `spell` made of them."""
-    return (np.frombuffer(lengths.encode("utf-32-le"), np.uint32) - ord(NOTHING)).cumsum(dtype=np.int64)
+    if lengths.isascii():
+        codes: Array = np.frombuffer(lengths.encode(), np.uint8)
+    else:
+        codes = np.frombuffer(lengths.encode("utf-32-le"), np.uint32)
+    return (codes - ord(NOTHING)).cumsum(dtype=np.int64)

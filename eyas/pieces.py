@@ -45,32 +45,42 @@ class Pieces:
         begins = np.append((self._bytes & 0xC0) != 0x80, True)
         begun = np.cumsum(begins, dtype=np.int32) - begins
         self._characters = begun[self._starts + self._sizes] - begun[self._starts]
+        # As `spell` has them; what is not ASCII stands for more than a byte of it can tell.
+        self._spelt = np.minimum(self._characters + ord(NOTHING), 0x80).astype(np.uint8)
         self._continues = ~begins[self._starts]
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
+    def decode(self, ids: Sequence[int] | Array) -> tuple[str, str]:
         """Text without an end token at the very end, and for each id how many characters it completes, as `spell` has it.
 
         Bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id that the vocabulary does not have.
         """
-        count = len(ids) - bool(ids and ids[-1] in self._stops)
+        total = len(ids)
+        count = total - bool(total and int(ids[-1]) in self._stops)
         if not count:
-            return "", spell([0] * len(ids))
+            return "", NOTHING * total
         at = places(ids)[:count]
         sizes = self._sizes.take(at)
         text = self._text(at, sizes)
         if text is None or not sizes.all():
-            return self._decode_one_by_one(ids[:count], len(ids))
+            return self._decode_one_by_one(at.tolist(), total)
+        lengths = self._lengths(at, text.isascii())
+        return text, lengths if count == total else lengths + NOTHING
+
+    def _lengths(self, at: Array, is_ascii: bool) -> str:
+        """How many characters each token completes, as `spell` has it."""
+        if is_ascii:
+            spelt: bytes = self._spelt.take(at).tobytes()
+            if spelt.isascii():
+                return spelt.decode()
         counts = self._characters.take(at)
-        if not text.isascii():
-            # The last character of a token is complete only with the next one, if that goes on with it.
-            goes_on = self._continues.take(at[1:])
-            counts[:-1] -= goes_on
-            counts[1:] += goes_on
-        lengths = spell(counts)
-        return text, lengths if count == len(ids) else lengths + NOTHING
+        # The last character of a token is complete only with the next one, if that goes on with it.
+        goes_on = self._continues.take(at[1:])
+        counts[:-1] -= goes_on
+        counts[1:] += goes_on
+        return spell(counts)
 
     def _text(self, at: Array, sizes: Array) -> str | None:
         """The text of tokens, None where their bytes are no UTF-8."""

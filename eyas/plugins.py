@@ -39,6 +39,7 @@ from eyas.tool_calls import NOTATIONS, Call, Notation, Tools
 
 if TYPE_CHECKING:
     from eyas.config import ModelConfig, SamplingConfig
+    from eyas.lengths import Array
     from eyas.wire import Session
 
 GROUP = "eyas"
@@ -188,8 +189,11 @@ class Tokenizer(Protocol):
         Raises Retry while a server that is needed for it is away, Reject for text that has no ids.
         """
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
-        """Text without end tokens, and for each id how many characters of it that id completes, as eyas.lengths.spell has it."""
+    def decode(self, ids: Sequence[int] | Array) -> tuple[str, str]:
+        """Text without end tokens, and for each id how many characters of it that id completes, as eyas.lengths.spell has it.
+
+        Answers come as the arrays of eyas.lengths.places; `tolist` makes plain ids of them.
+        """
 
     def apply_template(
         self,

@@ -5,7 +5,7 @@ Token ids are the truth everywhere; text is for people. Token counts are counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,6 +106,13 @@ class Reply(Record, frozen=True, dict=True):
     constrained: bool
 
     @cached_property
+    def output(self) -> Array:
+        """`output_ids` for numpy, which looks for few ids among many."""
+        from eyas.lengths import places
+
+        return places(self.output_ids)
+
+    @cached_property
     def text_ends(self) -> Array:
         """Per output token, how many characters of `text` are complete once it is known."""
         from eyas.lengths import ends_of
@@ -120,17 +127,19 @@ class Response(Reply, frozen=True):
     turn: int
     sample: int
 
-    def holds(self, tokens: Iterable[int]) -> bool:
-        """Whether one of `tokens` stands in the output, before what ended it."""
-        return any((self._inner == token).any() for token in tokens)
-
-    @cached_property
-    def _inner(self) -> Array:
-        """The output without what ended it, for numpy: several checks look for few ids among many."""
-        from eyas.lengths import places
-
+    @property
+    def inner(self) -> Array:
+        """`output` without what ended it."""
         ids = self.output_ids
-        return places(ids)[: len(ids) - (bool(ids) and ids[-1] == self.finish.matched)]
+        return self.output[: len(ids) - (bool(ids) and ids[-1] == self.finish.matched)]
+
+    def holds(self, tokens: AbstractSet[int]) -> bool:
+        """Whether one of `tokens` stands in the output, before what ended it."""
+        if not tokens:
+            return False
+        inner, least = self.inner, min(tokens)
+        near = inner[inner - least <= max(tokens) - least]  # unsigned: what is less than the least wraps around
+        return not tokens.isdisjoint(near.tolist())
 
 
 class Delivery(Record, frozen=True):

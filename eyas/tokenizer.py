@@ -23,6 +23,7 @@ from eyas.pieces import Pieces, byte_level
 from eyas.plugins import Reject
 
 if TYPE_CHECKING:
+    from eyas.lengths import Array
     from eyas.ranked import Ranked
 
 # Includes what tokenizers lose when they are loaded wrongly: leading spaces, runs of white space, bytes of an emoji.
@@ -107,7 +108,7 @@ class HubTokenizer:
         """Takes 0.7 s so that many prompts are encoded sooner, with the same ids."""
         self._backend.speed_up()
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
+    def decode(self, ids: Sequence[int] | Array) -> tuple[str, str]:
         """As in Pieces.decode. Raises EyasError for an id that the model does not have."""
         try:
             return self._pieces.decode(ids)

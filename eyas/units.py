@@ -200,7 +200,9 @@ class Accepts:
 def place(reply: Reply, key: str, turn: int, sample: int) -> Response:
     """A reply at its place in the dataset."""
     fields = {name: getattr(reply, name) for name in reply.__struct_fields__}
-    return Response(key=key, turn=turn, sample=sample, **fields)
+    response = Response(key=key, turn=turn, sample=sample, **fields)
+    response.__dict__.update(reply.__dict__)  # what has been derived from it
+    return response
 
 
 def journalled_tokens(step: Step, sample: int, journal: Journal, accepts: Accepts, budget: Budget) -> int:

@@ -12,6 +12,7 @@ import eyas.asking
 from eyas.asking import Asking, prepare
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
+from eyas.lengths import places
 
 
 def test_added_tokens_are_found_in_prompt_and_answer_and_nothing_else_is() -> None:
@@ -20,9 +21,9 @@ def test_added_tokens_are_found_in_prompt_and_answer_and_nothing_else_is() -> No
     asking.own = frozenset(asking.added)
     asking.is_own = np.zeros(11, bool)
     asking.is_own[[3, 7, 9]] = True
-    assert asking._added_in([3, 4], [5, 9, 9, 200_000]) == {"<a>": 3, "<c>": 9}
-    assert asking._added_in([4], [10, 11, 200_000]) == {}
-    assert asking._added_in([4], [7]) == {"<b>": 7}
+    assert asking._added_in([3, 4], places([5, 9, 9, 200_000])) == {"<a>": 3, "<c>": 9}
+    assert asking._added_in([4], places([10, 11, 200_000])) == {}
+    assert asking._added_in([4], places([7])) == {"<b>": 7}
 
 
 @pytest.mark.parametrize("lengths", [[1, 2], "1", None])

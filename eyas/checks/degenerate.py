@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
 from eyas.plugins import Check, Register, Split, hookimpl
 from eyas.records import Response
 
-# Tokens compared before a period is tried in full: most distances at which the last token recurs fail within these.
+if TYPE_CHECKING:
+    from eyas.lengths import Array
+
+# Tokens at the end that must recur before a period is tried in full.
 PROBE = 8
 PERIODIC, FEW_NGRAMS = "repeats with a short period", "few distinct n-grams"
 
@@ -75,37 +78,38 @@ class Degenerate(Check):
     options: DegenerateOptions
 
     def faults(self, response: Response, split: Split) -> Iterable[str]:
-        ids = response.output_ids
-        total = len(ids) - (bool(ids) and ids[-1] == response.finish.matched)
-        if self._is_periodic(ids, total):
+        ids = response.inner
+        if self._is_periodic(ids):
             yield PERIODIC
-        if self._has_few_ngrams(ids, total):
+        if self._has_few_ngrams(ids):
             yield FEW_NGRAMS
 
-    def _is_periodic(self, ids: list[int], total: int) -> bool:
-        """Whether the end of the first `total` ids repeats. Only distances at which the last token recurs can be periods."""
-        if total < self.options.min_tokens:
+    def _is_periodic(self, ids: Array) -> bool:
+        """Whether the end of `ids` repeats. Only distances at which the last few tokens stand too can be periods."""
+        total, least = len(ids), self.options.min_tokens
+        if total < least:
             return False
-        last, probe = ids[total - 1], ids[total - PROBE : total]
-        backwards = ids[max(total - 1 - self.options.max_period, 0) : total - 1]
-        backwards.reverse()
-        period = 0
-        while True:
-            try:
-                period = backwards.index(last, period) + 1
-            except ValueError:
-                return False
-            covered = max(self.options.min_repeats * period, self.options.min_tokens)
+        # At least half of the repetition lies behind its first period.
+        probed = min(PROBE, (least + 1) // 2)
+        # Searched as bytes: a hundredth of the time that a loop over tokens takes.
+        window = ids[-(self.options.max_period + probed) :].tobytes()
+        last = at = len(window) - probed * ids.itemsize
+        probe = window[last:]
+        while (at := window.rfind(probe, 0, at + len(probe) - 1)) >= 0:
+            if at % ids.itemsize:
+                continue
+            period = (last - at) // ids.itemsize
+            covered = max(self.options.min_repeats * period, least)
             if covered > total:
                 return False
-            if covered - period < PROBE or ids[total - period - PROBE : total - period] == probe:
-                tail = ids[total - covered : total]
-                if tail[period:] == tail[:-period]:
-                    return True
+            tail = ids[-covered:]
+            if (tail[period:] == tail[:-period]).all():
+                return True
+        return False
 
-    def _has_few_ngrams(self, ids: list[int], total: int) -> bool:
-        """Whether the window that ends the first `total` ids holds few n-grams."""
-        size = self.options.ngram
+    def _has_few_ngrams(self, ids: Array) -> bool:
+        """Whether the window at the end holds few n-grams."""
+        total, size = len(ids), self.options.ngram
         ngrams = self.options.window - size + 1
         if total < self.options.window:
             return False
@@ -113,10 +117,10 @@ class Degenerate(Check):
         # Each distinct token but those of the last n-gram begins a distinct n-gram of its own, so this bound often settles
         # it, and mostly within the last quarter.
         for part in (self.options.window // 4, self.options.window):
-            if len(set(ids[total - part : total])) - size + 1 >= least:
+            if len(set(ids[-part:].tolist())) - size + 1 >= least:
                 return False
-        ids = ids[total - self.options.window : total]
-        return len(set(zip(*(ids[shift : shift + ngrams] for shift in range(size)), strict=True))) < least
+        last = ids[-self.options.window :].tolist()
+        return len(set(zip(*(last[shift : shift + ngrams] for shift in range(size)), strict=True))) < least
 
 
 @hookimpl

@@ -42,6 +42,7 @@ from eyas.records import Finish
 from eyas.wire import Answer
 
 if TYPE_CHECKING:
+    from eyas.lengths import Array
     from eyas.wire import Session
 
 LAUNCHER = Path(__file__).with_name("llamacpp_launcher.py")
@@ -394,7 +395,7 @@ class LlamaCppTokenizer:
         except UnicodeEncodeError:
             raise Reject("text is not valid Unicode") from None
 
-    def decode(self, ids: Sequence[int]) -> tuple[str, str]:
+    def decode(self, ids: Sequence[int] | Array) -> tuple[str, str]:
         """As in Pieces.decode. Raises EyasError for an id that the model file does not have."""
         try:
             return self._pieces.decode(ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -176,7 +175,7 @@ class Delimited(Reasoning):
             tokens = _first_token(tool, ends)
         else:
             end, after = close, close + len(self.close)
-            tokens = min(bisect_left(ends, after) + 1, everything)
+            tokens = min(int(ends.searchsorted(after)) + 1, everything)
 
         opens = self._find(self._open, response, start)
         while 0 <= opens < end and self._goes_on(response, opens):
@@ -218,7 +217,7 @@ class Delimited(Reasoning):
     def _is_own(self, mark: Mark, response: Any, at: int) -> bool:
         """Whether each token of the tokenizer's own in the text of `mark` at `at` stands there as its id."""
         ids, ends, added = response.output_ids, response.text_ends, response.added_tokens
-        return all(ids[bisect_left(ends, at + end)] == added.get(token) for token, end in mark.tokens)
+        return all(ids[ends.searchsorted(at + end)] == added.get(token) for token, end in mark.tokens)
 
     # --- does it fit the model? -----------------------------------------------------------------------------------
 
@@ -256,5 +255,5 @@ def _first_token(at: int, ends: Array) -> int:
     """The first token that holds a part of the character at `at`, be it only some of its bytes."""
     if at == 0:
         return 0
-    before = bisect_left(ends, at)
+    before = int(ends.searchsorted(at))
     return before if before == len(ends) or ends[before] > at else before + 1
