@@ -1,4 +1,9 @@
-"""Asks for every answer that the journal lacks, as many at a time as the lease allows, and journals what comes."""
+"""Asks for every answer that the journal lacks, as many at a time as the lease allows, and journals what comes.
+
+Workers ask, one request at a time each. Before them, requests are rendered a few ahead; behind them, what has come is decoded,
+journalled and judged. Both happen to many in a row: a request at a time, each step would find the processor's caches full of
+what the others need, which costs half as much again (docs/benchmarks.md).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from eyas.alarms import Lookout
-from eyas.audit import Audit, AuditAnswer, AuditPrompt
+from eyas.audit import AuditAnswer, AuditPrompt
 from eyas.capacity import Moments, running, sentence
 from eyas.config import AccessSettings, ModelConfig, SamplingConfig
 from eyas.errors import EyasError
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
+BATCH, BATCH_TOKENS = 64, 25_000  # answers journalled and judged in a row, with so many tokens at most
+LINGER = 0.25  # s that an answer waits for others before it is journalled
+AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
+TURN = 0.005  # s of rendering after which whatever else has waited has its turn
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
 NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
@@ -104,6 +113,15 @@ class _Job(Struct, frozen=True):
     request: str
 
 
+class _Landed(Struct, frozen=True):
+    """A request with what came of it, not journalled yet."""
+
+    job: _Job
+    ask: GenerateRequest
+    completion: Completion
+    delivery: Delivery
+
+
 class Asked(Struct, frozen=True):
     """A request that was at a server from `started` until all asking ended, both Unix time in s."""
 
@@ -157,10 +175,15 @@ class Asking:
         self.budget = plan.new_budget()
         # Given up after the last retry; settled in the journal only if the job may succeed with them.
         self.failures: list[_Failure] = []
-        self.in_flight: set[asyncio.Task[None]] = set()
+        self.in_flight: set[asyncio.Task[None]] = set()  # workers
         self.later: deque[_Job] = deque()  # turns of conversations on their way, before any new key
+        self.ready: deque[_Job] = deque()  # of new keys
+        self.landed: deque[_Landed] = deque()
+        self.following: set[asyncio.Task[None]] = set()  # what renders later turns
+        self.beside: set[asyncio.Task[None]] = set()  # what runs as long as there is something to ask
         self.failure: BaseException | None = None
-        self.stirred = asyncio.Event()  # a request has landed, or the share may have changed
+        self.arrived = asyncio.Event()  # something has landed
+        self.stirred = asyncio.Event()  # there may be something to ask or to end
         self.fleet = Fleet(lease, engine, self.server, show.progress)
         self.seen: set[str] = set()  # servers whose manifests are in the journal
         self.exhausted = False
@@ -178,58 +201,104 @@ class Asking:
         self.show.progress.state = "generating"
         async with Session(self.lease.key) as self.session:
             self.fleet.start(self.session)
-            self.ticker = asyncio.create_task(self._tick())
-            # Its end is an error, which must not wait for a reply to be seen.
-            self.ticker.add_done_callback(lambda _: self.stirred.set())
+            self._begin(self.beside, self._tick())
+            self._begin(self.beside, self._finish())
             try:
                 await self._loop()
             finally:
-                tasks = [*self.in_flight, self.ticker, *self.fleet.tasks()]
+                tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                while self.landed:
+                    self._journal_landed()
         self._settle()
 
     async def _loop(self) -> None:
         jobs = self._jobs()
         while not self.budget.reached:
+            self.stirred.clear()
             self._raise_failures()
-            if time.monotonic() > self.end:
+            if self._is_over():
                 now = time.time()
                 self.unfinished = [replace(one, ended=now) for one in self.asked.values()]
                 return
-            while not self.failure and self._may_ask():
-                if self.audit and (asked := self.audit.next(begin=not self.exhausted)):
-                    work = self._audit(self.audit, asked)
-                elif job := self.later.popleft() if self.later else await anext(jobs, None):
-                    work = self._answer(job)
-                else:
-                    break
-                task = asyncio.create_task(work)
-                self.in_flight.add(task)
-                task.add_done_callback(self._landed)
-                await asyncio.sleep(0)  # rendering takes its time; replies must not wait for all of it
-            if not self.in_flight and not self.later and self.exhausted:
+            await self._fill(jobs)
+            self._employ()
+            if self.exhausted and not (
+                self.in_flight or self.landed or self.following or self.later or self.ready
+            ):
                 return
-            self.stirred.clear()
             await self.stirred.wait()
 
-    def _may_ask(self) -> bool:
-        return len(self.in_flight) < self.show.progress.allowance
+    def _is_over(self) -> bool:
+        return time.monotonic() > self.end
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
-        self.in_flight.discard(task)
-        if not task.cancelled() and (failure := task.exception()):
-            self.failure = failure
-        self.stirred.set()
+    def _begin(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        """Lets `work` run beside the rest, in `tasks` until it ends; an error in it ends the run."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not task.cancelled() and (failure := task.exception()):
+                self.failure = self.failure or failure
+            self.stirred.set()
+
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(ended)
+
+    # --- what is asked next ------------------------------------------------------------------------------------------
+
+    def _ahead(self) -> int:
+        """How many requests should be ready: few, since a budget decides better the more answers it has seen."""
+        return max(1, min(BATCH, self.show.progress.allowance // 4))
+
+    async def _fill(self, jobs: AsyncIterator[_Job | None]) -> None:
+        """Renders new keys for all who may ask and some ahead, once few are left."""
+        ahead, free = self._ahead(), max(self.show.progress.allowance - len(self.in_flight), 0)
+        if self.exhausted or len(self.ready) > free + ahead // 2:
+            return
+        since = time.monotonic()
+        while len(self.ready) < free + ahead and (job := await anext(jobs, None)):
+            self.ready.append(job)
+            if time.monotonic() - since > TURN:
+                self._employ()
+                await asyncio.sleep(0)
+                since, free = time.monotonic(), 0
+
+    def _employ(self) -> None:
+        """As many workers as may ask and have something to."""
+        while self._may_ask(len(self.in_flight) + 1) and (job := self._take()):
+            self._begin(self.in_flight, self._work(job))
+
+    def _may_ask(self, workers: int) -> bool:
+        return workers <= self.show.progress.allowance
+
+    async def _work(self, job: _Job | AuditPrompt | None) -> None:
+        while job is not None:
+            if isinstance(job, _Job):
+                await self._answer(job)
+            else:
+                await self._ask_audit(job)
+            job = self._take() if self._may_ask(len(self.in_flight)) else None
+
+    def _take(self) -> _Job | AuditPrompt | None:
+        """What is to be asked next; None if nothing is ready, or nothing is to be asked any more."""
+        if self.failure or self.budget.reached or self._is_over():
+            return None
+        if self.audit and (asked := self.audit.next(begin=not self.exhausted)):
+            return asked
+        if self.later:
+            return self.later.popleft()
+        if len(self.ready) <= self._ahead() // 2 and not self.exhausted:
+            self.stirred.set()
+        return self.ready.popleft() if self.ready else None
 
     def _raise_failures(self) -> None:
         """Raises what has ended the run: in a request, in the ticker, in a look at a server."""
         if self.failure is not None:
             raise self.failure
-        for task in (self.ticker, *self.fleet.tasks()):
-            if task.done():
-                task.result()
+        self.fleet.raise_failures()
 
     async def _jobs(self) -> AsyncIterator[_Job | None]:
         """Requests in the fixed order; None when the budget wants to see answers before it asks for more."""
@@ -333,8 +402,12 @@ class Asking:
             url = await self.fleet.free()
             started = time.time()
             try:
-                with self._at(url, job, started):
-                    server, completion = await self._generate(url, ask)
+                self.asked[job.request] = Asked(unit, job.sample, started)
+                try:
+                    with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
+                        server, completion = await self._generate(url, ask)
+                finally:
+                    del self.asked[job.request]
             except Reject as refused:
                 self.writer.append(Unanswered(request=job.request, status="refused", reason=str(refused)))
                 self._end(job, "refused")
@@ -362,11 +435,8 @@ class Asking:
                     finished=time.time(),
                     usage=completion.usage,
                 )
-                reply = self._reply(job.request, ask, completion)
-                self._keep(job, Answered(reply=reply, delivery=delivery))
-                steps = self.plan.after(unit, job.sample, reply, self.journal)
-                if following := await self._next(job.pending, job.sample, steps, journalled=False):
-                    self.later.append(following)
+                self.landed.append(_Landed(job, ask, completion, delivery))
+                self.arrived.set()
                 return
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
@@ -403,8 +473,10 @@ class Asking:
         reply.__dict__["output"] = output  # which it would only make once more
         return reply
 
-    async def _audit(self, audit: Audit, asked: AuditPrompt) -> None:
+    async def _ask_audit(self, asked: AuditPrompt) -> None:
         """Asks a prompt of the drift audit. What comes is judged and dropped; if nothing does, its round is left out."""
+        audit = self.audit
+        assert audit is not None
         ask = GenerateRequest(prompt_ids=asked.ids, sampling=audit.sampling, seed=seed_of(asked.request))
         answer = None
         for attempt in range(1, self.server.retries + 2):
@@ -437,18 +509,6 @@ class Asking:
             self._count(job.pending, step, 0)
         self._over(job.pending)
 
-    @contextlib.contextmanager
-    def _at(self, url: str, job: _Job, started: float) -> Iterator[None]:
-        """The request is at the server `url`."""
-        unit = job.unit
-        assert unit.ids is not None
-        self.asked[job.request] = Asked(unit, job.sample, started)
-        try:
-            with self.fleet.asking(url, len(unit.ids) + self._mean_output()):
-                yield
-        finally:
-            del self.asked[job.request]
-
     def _see(self, server: Server) -> None:
         """Journals the manifest of a server that has answered."""
         if server.id not in self.seen and self.journal.server(server.id) is None:
@@ -461,9 +521,44 @@ class Asking:
             return self.plan.settings.sampling.max_new_tokens / 2
         return self.show.progress.tokens / self.completions
 
-    def _keep(self, job: _Job, entry: Answered) -> None:
-        self.writer.append(entry)
-        reply, progress = entry.reply, self.show.progress
+    # --- what has come -----------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """Journals and counts what has come, many in a row."""
+        while True:
+            await self.arrived.wait()
+            if len(self.landed) < BATCH and self.in_flight:
+                await asyncio.sleep(LINGER)
+            self.arrived.clear()
+            while self.landed:
+                for job, reply in self._journal_landed():
+                    self._keep(job, reply)
+                self.stirred.set()
+                await asyncio.sleep(0)
+
+    def _journal_landed(self) -> list[tuple[_Job, Reply]]:
+        """Journals the answers that came first. One that is no text of this model ends the run, once the others are safe."""
+        batch: list[_Landed] = []
+        tokens = 0
+        while self.landed and len(batch) < BATCH and tokens < BATCH_TOKENS:
+            batch.append(self.landed.popleft())
+            tokens += len(batch[-1].completion.output_ids)
+        replies: list[tuple[_Landed, Reply]] = []
+        failure: Exception | None = None
+        for landed in batch:
+            try:
+                replies.append((landed, self._reply(landed.job.request, landed.ask, landed.completion)))
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = failure or error
+        for landed, reply in replies:
+            self.writer.append(Answered(reply=reply, delivery=landed.delivery))
+        if failure is not None:
+            raise failure
+        return [(landed.job, reply) for landed, reply in replies]
+
+    def _keep(self, job: _Job, reply: Reply) -> None:
+        """Counts an answer that is in the journal, and goes on with its conversation."""
+        progress = self.show.progress
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
         response = place(reply, job.unit.prompt.key, job.unit.turn, job.sample)
@@ -482,6 +577,15 @@ class Asking:
                 f"datasets.{self.plan.settings.dataset}: none of the first {SILENT_LIMIT} answers has any reasoning; "
                 f"check model.reasoning and model.template_options, or set reasoning_required: false"
             )
+        if job.unit.turn == len(job.unit.prompt.turns):
+            self._over(job.pending)
+        else:
+            self._begin(self.following, self._follow(job, reply))
+
+    async def _follow(self, job: _Job, reply: Reply) -> None:
+        steps = self.plan.after(job.unit, job.sample, reply, self.journal)
+        if following := await self._next(job.pending, job.sample, steps, journalled=False):
+            self.later.append(following)
 
     def _tell_capacity(self) -> None:
         """Says in the log how many requests really run, now that lengths are known."""
@@ -508,7 +612,8 @@ class Asking:
         while True:
             # Who wants no more lends the rest of the ceiling to others.
             more = self.budget.wants_more() and not self.exhausted
-            demand = progress.planned - progress.done if more else len(self.in_flight) + len(self.later)
+            waiting = len(self.in_flight) + len(self.following) + len(self.later) + len(self.ready)
+            demand = progress.planned - progress.done if more else waiting
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)
             self._rate(progress)

@@ -39,8 +39,9 @@ class Pieces:
         self._pieces = pieces
         self._stops = frozenset(stop_ids)
         self._bytes = np.frombuffer(b"".join(pieces), np.uint8)
-        self._sizes = np.array([len(piece) for piece in pieces], np.int32)
-        self._starts = np.cumsum(self._sizes, dtype=np.int32) - self._sizes
+        # As wide as numpy's own indices: narrower ones would be widened for each answer.
+        self._sizes = np.array([len(piece) for piece in pieces], np.intp)
+        self._starts = self._sizes.cumsum() - self._sizes
         # Characters that begin in a token, and whether it begins with bytes that belong to one before.
         begins = np.append((self._bytes & 0xC0) != 0x80, True)
         begun = np.cumsum(begins, dtype=np.int32) - begins
@@ -84,8 +85,8 @@ class Pieces:
 
     def _text(self, at: Array, sizes: Array) -> str | None:
         """The text of tokens, None where their bytes are no UTF-8."""
-        index = np.repeat(self._starts.take(at) - (sizes.cumsum(dtype=np.int32) - sizes), sizes)
-        index += np.arange(len(index), dtype=np.int32)
+        index = (self._starts.take(at) - (sizes.cumsum() - sizes)).repeat(sizes)
+        index += np.arange(len(index))
         try:
             return self._bytes.take(index).tobytes().decode()
         except UnicodeDecodeError:

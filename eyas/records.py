@@ -138,7 +138,9 @@ class Response(Reply, frozen=True):
         if not tokens:
             return False
         inner, least = self.inner, min(tokens)
-        near = inner[inner - least <= max(tokens) - least]  # unsigned: what is less than the least wraps around
+        near = inner[
+            inner - least <= max(tokens) - least
+        ]  # unsigned: what is less than the least wraps around
         return not tokens.isdisjoint(near.tolist())
 
 
