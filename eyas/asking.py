@@ -8,7 +8,6 @@ what the others need, which costs half as much again (docs/benchmarks.md).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -42,10 +41,10 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
-BATCH, BATCH_TOKENS = 64, 25_000  # answers journalled and judged in a row, with so many tokens at most
-LINGER = 0.25  # s that an answer waits for others before it is journalled
+BATCH, BATCH_TOKENS = 32, 16_000  # answers journalled and judged in a row, with so many tokens at most
+LINGER = 0.1  # s that an answer waits for others before it is journalled
 AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
-TURN = 0.005  # s of rendering after which whatever else has waited has its turn
+TURN = 0.003  # s of rendering after which whatever else has waited has its turn
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
 NO_REASONING = ("none", "empty", "unclosed")
 PLAIN_PROMPT = Prompt(
@@ -189,7 +188,8 @@ class Asking:
         self.exhausted = False
         self.completions = self.silent = 0
         self.lengths = Moments()
-        self.recent: deque[tuple[float, int]] = deque()
+        self.recent: deque[tuple[float, int]] = deque()  # when answers came, and their tokens
+        self.recent_tokens = 0  # their sum
 
     def _added_in(self, prompt_ids: Sequence[int], output: Array) -> dict[str, int]:
         found = self.own.intersection(prompt_ids).union(
@@ -251,7 +251,7 @@ class Asking:
 
     def _ahead(self) -> int:
         """How many requests should be ready: few, since a budget decides better the more answers it has seen."""
-        return max(1, min(BATCH, self.show.progress.allowance // 4))
+        return max(1, min(BATCH, self.show.progress.allowance // AHEAD_SHARE))
 
     async def _fill(self, jobs: AsyncIterator[_Job | None]) -> None:
         """Renders new keys for all who may ask and some ahead, once few are left."""
@@ -281,6 +281,8 @@ class Asking:
             else:
                 await self._ask_audit(job)
             job = self._take() if self._may_ask(len(self.in_flight)) else None
+            if len(self.ready) <= self._ahead() // 2 and not self.exhausted:
+                self.stirred.set()
 
     def _take(self) -> _Job | AuditPrompt | None:
         """What is to be asked next; None if nothing is ready, or nothing is to be asked any more."""
@@ -290,8 +292,6 @@ class Asking:
             return asked
         if self.later:
             return self.later.popleft()
-        if len(self.ready) <= self._ahead() // 2 and not self.exhausted:
-            self.stirred.set()
         return self.ready.popleft() if self.ready else None
 
     def _raise_failures(self) -> None:
@@ -561,6 +561,7 @@ class Asking:
         progress = self.show.progress
         progress.tokens += len(reply.output_ids)
         self.recent.append((self.fleet.last_sign, len(reply.output_ids)))
+        self.recent_tokens += len(reply.output_ids)
         response = place(reply, job.unit.prompt.key, job.unit.turn, job.sample)
         self.lookout.came(response, len(self.in_flight))
         step = Step(job.unit, job.unit.turn, "answered", job.request)
@@ -632,11 +633,11 @@ class Asking:
         now = time.monotonic()
         # The last two stay, so that the rate of a server from which nothing comes any more falls.
         while len(self.recent) > 2 and now - self.recent[0][0] > 60:
-            self.recent.popleft()
+            self.recent_tokens -= self.recent.popleft()[1]
         if len(self.recent) < 2:
             return
         span = max(now - self.recent[0][0], 1.0)
-        progress.rate = sum(tokens for _, tokens in self.recent) / span
+        progress.rate = self.recent_tokens / span
         per_unit = span / len(self.recent)
         left: float = progress.planned - progress.done
         if (needed := self.budget.answers_left()) is not None:

@@ -93,6 +93,7 @@ class ChatTemplate:
             raise EyasError(
                 f"the model's chat template is not valid Jinja: {error}; use a model that ships one"
             ) from error
+        self._globals = dict(self._template.globals)
         self._special = {name: token for name, token in special_tokens.items() if token is not None}
         self._unknown = [name for name in SPECIAL if name in names and name not in special_tokens]
 
@@ -113,6 +114,7 @@ class ChatTemplate:
                     f"model's tokenizer_config.json"
                 )
         given: dict[str, Any] = {
+            **self._globals,
             "messages": messages,
             "tools": tools or None,
             "documents": None,
@@ -121,4 +123,6 @@ class ChatTemplate:
             **options,
             "strftime_now": date_text(options),
         }
-        return self._template.render(given)
+        # As Template.render does it, which copies the environment's globals by a loop over a ChainMap.
+        context = self._template.new_context(given, shared=True)
+        return "".join(self._template.root_render_func(context))

@@ -88,9 +88,10 @@ class Pieces:
         index = (self._starts.take(at) - (sizes.cumsum() - sizes)).repeat(sizes)
         index += np.arange(len(index))
         try:
-            return self._bytes.take(index).tobytes().decode()
+            text: str = self._bytes.take(index).tobytes().decode()
         except UnicodeDecodeError:
             return None
+        return text
 
     def _decode_one_by_one(self, body: Sequence[int], count: int) -> tuple[str, str]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -69,8 +69,9 @@ class _Connection(asyncio.Protocol):
     """One connection, with at most one request on it."""
 
     def __init__(self, pool: deque[_Connection]) -> None:
-        from httptools import HttpResponseParser
+        from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+        self._no_http, self._upgrade = HttpParserError, HttpParserUpgrade
         self.pool = pool
         self.idle_since = 0.0
         self.closed = False
@@ -97,14 +98,12 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        from httptools import HttpParserError, HttpParserUpgrade
-
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
+        except self._no_http as error:
             self._fail(f"no HTTP: {error}")
             self.close()
-        except HttpParserUpgrade:
+        except self._upgrade:
             self._fail("no HTTP: the server changes to another protocol")
             self.close()
 

@@ -170,7 +170,10 @@ def test_a_status_file_that_nobody_can_read_stops_no_run(tmp_path: Path) -> None
 def test_a_server_from_which_nothing_comes_any_more_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(dataset="a", state="generating", planned=99)
     job: Any = SimpleNamespace(
-        recent=deque((float(at), 100) for at in range(60)), budget=Budget(None, 99), completions=60
+        recent=deque((float(at), 100) for at in range(60)),
+        recent_tokens=6000,
+        budget=Budget(None, 99),
+        completions=60,
     )
     rates = []
     for now in (60.0, 100.0, 200.0, 400.0):

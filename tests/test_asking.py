@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 import eyas.asking
-from eyas.asking import Asking, prepare
+from eyas.asking import BATCH, BATCH_TOKENS, Asking, prepare
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.lengths import places
+from eyas.records import Delivery
 
 
 def test_added_tokens_are_found_in_prompt_and_answer_and_nothing_else_is() -> None:
@@ -39,3 +41,44 @@ def test_a_tokenizer_whose_lengths_no_journal_could_hold_is_refused_before_anyth
         EyasError, match=r"^engine 'theirs': its tokenizer's decode must give .* correct the plugin$"
     ):
         prepare(engine, lease, ModelConfig(id="m"), reasoning)
+
+
+def _landed(name: str, tokens: int) -> Any:
+    return SimpleNamespace(
+        job=SimpleNamespace(request=name),
+        ask=None,
+        completion=SimpleNamespace(output_ids=[1] * tokens),
+        delivery=Delivery(attempt=1, server="s", started=0.0, finished=1.0, usage={}),
+    )
+
+
+def test_answers_beside_one_that_cannot_be_read_are_journalled_before_the_run_ends() -> None:
+    asking = Asking.__new__(Asking)
+    asking.landed = deque(_landed(name, 3) for name in "abc")
+    asking.writer = SimpleNamespace(append=lambda entry: kept.append(entry.reply))  # type: ignore[assignment]
+    kept: list[Any] = []
+
+    def reply(request: str, *_: Any) -> str:
+        if request == "b":
+            raise EyasError("id outside the vocabulary")
+        return request
+
+    asking._reply = reply  # type: ignore[method-assign,assignment]
+    with pytest.raises(EyasError, match="id outside"):
+        asking._journal_landed()
+    assert kept == ["a", "c"]
+    assert not asking.landed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first"), [([10] * 100, BATCH), ([BATCH_TOKENS - 1] * 9, 2), ([10 * BATCH_TOKENS] * 3, 1)]
+)
+def test_many_or_long_answers_are_not_journalled_in_one_go(tokens: list[int], first: int) -> None:
+    """Replies of other requests would wait for all of them."""
+    asking = Asking.__new__(Asking)
+    asking.landed = deque(_landed(str(at), count) for at, count in enumerate(tokens))
+    asking.writer = SimpleNamespace(append=lambda entry: None)  # type: ignore[assignment]
+    asking._reply = lambda request, *_: request  # type: ignore[method-assign,assignment]
+    told = asking._journal_landed()
+    assert [request for _, request in told] == [str(at) for at in range(first)]
+    assert len(asking.landed) == len(tokens) - first

@@ -163,13 +163,13 @@ def test_a_full_journal_needs_no_server(tmp_path: Path) -> None:
 def test_a_thinking_dataset_without_any_reasoning_stops_early(tmp_path: Path) -> None:
     stage = Stage(tmp_path, texts(200), server={"concurrency": 4})
     with (
-        fake_server(tmp_path, "--never-close", "--delay", "0.02") as server,
+        fake_server(tmp_path, "--never-close", "--delay", "0.2") as server,
         pytest.raises(
             EyasError, match=r"datasets\.alpha: none of the first 20 answers has any reasoning; check"
         ),
     ):
         stage.run(server.url)
-    assert 20 <= len(server.lines()) <= 24
+    assert 20 <= len(server.lines()) <= 20 + 2 * 4  # in flight, and asked while the last lingered
     relaxed = Stage(tmp_path, texts(30), dataset={"reasoning_required": False})
     with fake_server(tmp_path, "--never-close") as server:
         relaxed.run(server.url)

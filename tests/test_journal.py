@@ -296,10 +296,17 @@ def zeroed(start: int, end: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:start] + bytes(len(data[start:end])) + data[end:]
 
 
+def inside(start: int) -> int:
+    """Where the first whole page behind `start` begins."""
+    return (start // PAGE + 1) * PAGE
+
+
 @pytest.mark.parametrize(
     ("spoil", "lost"),
     [
-        pytest.param(lambda at: zeroed(3 * PAGE, 4 * PAGE), "b", id="a page inside an entry"),
+        pytest.param(
+            lambda at: zeroed(inside(at[1]), inside(at[1]) + PAGE), "b", id="a page inside an entry"
+        ),
         pytest.param(lambda at: zeroed(at[1], at[2]), "b", id="an entry"),
         pytest.param(lambda at: zeroed(at[0], at[2]), "ab", id="the first entries"),
         pytest.param(lambda at: zeroed(at[1], at[1] + LABEL.size), "b", id="a label"),

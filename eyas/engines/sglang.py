@@ -9,7 +9,8 @@ Every Snakefile and every job that needs a plugin loads this module, so the HTTP
 from __future__ import annotations
 
 import asyncio
-import uuid
+import itertools
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +48,8 @@ LOAD_TIMEOUT = 10.0  # s
 LOOK_TIMEOUT = 60.0  # s for each reply to a look at a server that is known; nobody waits longer for one
 SAFE_PROMPT = [0]  # in any vocabulary; an id outside it, or no id at all, ends a server on CPUs
 TEST_TOKENS = 32
+# A request id is of this process and its number there; one made of chance alone costs a call of the system.
+_PROCESS, _numbers = os.urandom(10).hex(), itertools.count()
 
 
 class _Sampling(Struct):
@@ -118,7 +121,7 @@ def request_fields(
     """
     sampling = request.sampling
     return RequestFields(
-        rid=uuid.uuid4().hex,
+        rid=f"{_PROCESS}{next(_numbers):012x}",
         input_ids=request.prompt_ids,
         sampling_params=_Sampling(
             max_new_tokens=limit,

@@ -216,24 +216,18 @@ def parts(folder: Path, url: str, in_flight: int) -> None:
 
 def minimal(folder: Path, url: str, in_flight: int) -> None:
     """The least that asks the same: aiohttp on uvloop, orjson on both ends."""
-    bodies = [
-        orjson.dumps(
-            {
-                "rid": response.request,
-                "input_ids": response.prompt_ids,
-                "sampling_params": {"max_new_tokens": 2048, "temperature": 1.0, "top_p": 1.0},
-            }
-        )
-        for response in read_records(paths(folder).responses, Response)
-    ]
+    responses = read_records(paths(folder).responses, Response)
+    prompts = [(response.request, response.prompt_ids) for response in responses]
     watch = Watch()
 
     async def ask_all() -> None:
-        left = iter(bodies)
+        left = iter(prompts)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def ask() -> None:
-                for body in left:
+                for request, ids in left:
+                    fields = {"max_new_tokens": 2048, "temperature": 1.0, "top_p": 1.0}
+                    body = orjson.dumps({"rid": request, "input_ids": ids, "sampling_params": fields})
                     headers = {"Content-Type": "application/json"}
                     async with session.post(f"{url}/generate", data=body, headers=headers) as reply:
                         assert orjson.loads(await reply.read())["output_ids"]
