@@ -255,24 +255,25 @@ class Asking:
 
     async def _fill(self, jobs: AsyncIterator[_Job | None]) -> None:
         """Renders new keys for all who may ask and some ahead, once few are left."""
-        ahead, free = self._ahead(), max(self.show.progress.allowance - len(self.in_flight), 0)
-        if self.exhausted or len(self.ready) > free + ahead // 2:
+        ahead = self._ahead()
+        if self.exhausted or len(self.ready) > self._free() + ahead // 2:
             return
         since = time.monotonic()
-        while len(self.ready) < free + ahead and (job := await anext(jobs, None)):
+        while len(self.ready) < self._free() + ahead and (job := await anext(jobs, None)):
             self.ready.append(job)
             if time.monotonic() - since > TURN:
                 self._employ()
                 await asyncio.sleep(0)
-                since, free = time.monotonic(), 0
+                since = time.monotonic()
 
     def _employ(self) -> None:
         """As many workers as may ask and have something to."""
-        while self._may_ask(len(self.in_flight) + 1) and (job := self._take()):
+        while self._free() > 0 and (job := self._take()):
             self._begin(self.in_flight, self._work(job))
 
-    def _may_ask(self, workers: int) -> bool:
-        return workers <= self.show.progress.allowance
+    def _free(self) -> int:
+        """How many more workers there may be; negative if there are too many."""
+        return self.show.progress.allowance - len(self.in_flight)
 
     async def _work(self, job: _Job | AuditPrompt | None) -> None:
         while job is not None:
@@ -280,7 +281,7 @@ class Asking:
                 await self._answer(job)
             else:
                 await self._ask_audit(job)
-            job = self._take() if self._may_ask(len(self.in_flight)) else None
+            job = self._take() if self._free() >= 0 else None
             if len(self.ready) <= self._ahead() // 2 and not self.exhausted:
                 self.stirred.set()
 

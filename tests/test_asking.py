@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import eyas.asking
-from eyas.asking import BATCH, BATCH_TOKENS, Asking, prepare
+from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, Asking, prepare
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.lengths import places
@@ -82,3 +84,27 @@ def test_many_or_long_answers_are_not_journalled_in_one_go(tokens: list[int], fi
     told = asking._journal_landed()
     assert [request for _, request in told] == [str(at) for at in range(first)]
     assert len(asking.landed) == len(tokens) - first
+
+
+def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wider gate must not wait for the next tick, though rendering stands back for others now and then."""
+
+    async def jobs() -> AsyncIterator[Any]:
+        for number in range(500):
+            yield number + 1
+
+    async def fill() -> None:
+        await asking._fill(jobs())
+
+    monkeypatch.setattr(eyas.asking, "TURN", -1.0)
+    asking = Asking.__new__(Asking)
+    asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
+    asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
+    asking._take = lambda: asking.ready.popleft() if asking.ready else None  # type: ignore[method-assign]
+    asking._begin = lambda tasks, work: tasks.add(work)  # type: ignore[method-assign]
+    asking._work = lambda job: job  # type: ignore[method-assign,assignment,return-value]
+    asyncio.run(fill())
+    assert sorted(asking.in_flight) == list(range(1, 161))  # type: ignore[type-var]
+    assert list(asking.ready) == list(range(161, 161 + 160 // AHEAD_SHARE))
