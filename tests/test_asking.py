@@ -98,9 +98,10 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
 
     async def fill() -> None:
         await asking._fill(jobs())
+        asking._employ()
 
     clock = itertools.chain([0.0] * 5, itertools.repeat(1.0))  # it stands back once, early on
-    monkeypatch.setattr(eyas.asking.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(eyas.asking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asking = Asking.__new__(Asking)
     asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
