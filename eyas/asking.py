@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
 BATCH, BATCH_TOKENS = 32, 16_000  # answers journalled and judged in a row, with so many tokens at most
+WAITING = 128  # answers that may wait to be journalled
 LINGER = 0.1  # s that an answer waits for others before it is journalled
 AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
 TURN = 0.003  # s of rendering after which whatever else has waited has its turn
@@ -438,6 +439,8 @@ class Asking:
                 )
                 self.landed.append(_Landed(job, ask, completion, delivery))
                 self.arrived.set()
+                if len(self.landed) >= WAITING:  # before more is asked, since what waits is held in memory
+                    self._finish_some()
                 return
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
@@ -525,17 +528,20 @@ class Asking:
     # --- what has come -----------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Journals and counts what has come, many in a row."""
+        """Journals and counts what has come and has waited long enough for others."""
         while True:
             await self.arrived.wait()
-            if len(self.landed) < BATCH and self.in_flight:
+            if self.in_flight:
                 await asyncio.sleep(LINGER)
             self.arrived.clear()
             while self.landed:
-                for job, reply in self._journal_landed():
-                    self._keep(job, reply)
-                self.stirred.set()
+                self._finish_some()
                 await asyncio.sleep(0)
+
+    def _finish_some(self) -> None:
+        for job, reply in self._journal_landed():
+            self._keep(job, reply)
+        self.stirred.set()
 
     def _journal_landed(self) -> list[tuple[_Job, Reply]]:
         """Journals the answers that came first. One that is no text of this model ends the run, once the others are safe."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import eyas.asking
-from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, Asking, prepare
+from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, WAITING, Asking, prepare
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.lengths import places
@@ -111,3 +112,34 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     asyncio.run(fill())
     assert sorted(asking.in_flight) == list(range(1, 161))  # type: ignore[type-var]
     assert list(asking.ready) == list(range(161, 161 + 160 // AHEAD_SHARE))
+
+
+def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
+    """Answers that nobody has had the time to journal are journalled before the next request."""
+
+    async def free() -> str:
+        return "http://x"
+
+    async def generate(*_: Any) -> tuple[Any, Any]:
+        return SimpleNamespace(id="s"), SimpleNamespace(output_ids=[1], usage={})
+
+    async def answer() -> None:
+        asking.arrived = asyncio.Event()
+        await asking._answer(job)
+
+    asking = Asking.__new__(Asking)
+    job: Any = SimpleNamespace(request="0" * 32, sample=0, unit=SimpleNamespace(ids=[1]))
+    nothing: Any = SimpleNamespace(
+        free=free, asking=lambda *_: contextlib.nullcontext(), came=lambda *_: None, retries=0, sampling=None
+    )
+    asking.fleet = asking.server = nothing
+    asking.plan = SimpleNamespace(settings=nothing)  # type: ignore[assignment]
+    asking._generate, asking._mean_output = generate, lambda: 1.0  # type: ignore[method-assign,assignment]
+    asking._see = lambda _: None  # type: ignore[method-assign]
+    asking._finish_some = lambda: most.append(len(asking.landed))  # type: ignore[method-assign]
+    asking.asked, asking.landed = {}, deque()
+    most: list[int] = []
+    for _ in range(WAITING):
+        assert not most
+        asyncio.run(answer())
+    assert most == [WAITING]

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,19 @@ def client(mode: str, folder: Path, url: str, prompts: int, in_flight: int) -> d
 def test_client(
     in_flight: int, tmp_path: Path, full: bool, benchmark: Any, tell: Callable[..., None]
 ) -> None:
-    prompts = 8 * in_flight if full else 100
-    with server(tmp_path, 1.0 if full else 0.01) as (url, most):
-        ours = benchmark.pedantic(client, args=("eyas", tmp_path, url, prompts, in_flight), rounds=1)
-        reached = most()
-    with server(tmp_path, 1.0 if full else 0.01) as (url, _):
-        theirs = client("minimal", tmp_path, url, prompts, in_flight)
-        parts = client("parts", tmp_path, url, prompts, in_flight)
+    # Many more than in flight: until the gate is open, and while the last come, fewer are.
+    prompts, rounds = (max(4096, 8 * in_flight), 3) if full else (100, 1)
+    runs: dict[str, list[dict[str, float]]] = {"eyas": [], "minimal": [], "parts": []}
+    reached = 0
+    for _ in range(rounds):  # in turn, since a machine's speed comes and goes
+        shutil.rmtree(tmp_path / "journal", ignore_errors=True)
+        shutil.rmtree(tmp_path / "parts", ignore_errors=True)
+        for mode, found in runs.items():
+            with server(tmp_path, 1.0 if full else 0.01) as (url, most):
+                found.append(client(mode, tmp_path, url, prompts, in_flight))
+                reached = max(reached, most()) if mode == "eyas" else reached
+    ours, theirs, parts = (sorted(found, key=itemgetter("cpu"))[rounds // 2] for found in runs.values())
+    benchmark.pedantic(lambda: None, rounds=1)  # what counts are the ratios
     tell(
         f"client, {in_flight} in flight",
         ratio=ours["cpu"] / theirs["cpu"],
