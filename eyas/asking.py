@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
-BATCH, BATCH_TOKENS = 32, 16_000  # answers journalled and judged in a row, with so many tokens at most
+BATCH, BATCH_TOKENS = 32, 25_000  # answers journalled and judged in a row, with so many tokens at most
 WAITING = 128  # answers that may wait to be journalled
-LINGER = 0.1  # s that an answer waits for others before it is journalled
+LINGER = 0.2  # s that an answer waits for others before it is journalled
 AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
 TURN = 0.003  # s of rendering after which whatever else has waited has its turn
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run

@@ -138,10 +138,8 @@ class Response(Reply, frozen=True):
         if not tokens:
             return False
         inner, least = self.inner, min(tokens)
-        near = inner[
-            inner - least <= max(tokens) - least
-        ]  # unsigned: what is less than the least wraps around
-        return not tokens.isdisjoint(near.tolist())
+        near = inner - least <= max(tokens) - least  # unsigned: what is less than the least wraps around
+        return bool(near.any()) and not tokens.isdisjoint(inner[near].tolist())
 
 
 class Delivery(Record, frozen=True):

@@ -163,7 +163,7 @@ def test_a_full_journal_needs_no_server(tmp_path: Path) -> None:
 def test_a_thinking_dataset_without_any_reasoning_stops_early(tmp_path: Path) -> None:
     stage = Stage(tmp_path, texts(200), server={"concurrency": 4})
     with (
-        fake_server(tmp_path, "--never-close", "--delay", "0.2") as server,
+        fake_server(tmp_path, "--never-close", "--delay", "0.4") as server,
         pytest.raises(
             EyasError, match=r"datasets\.alpha: none of the first 20 answers has any reasoning; check"
         ),
