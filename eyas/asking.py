@@ -207,12 +207,14 @@ class Asking:
             try:
                 await self._loop()
             finally:
+                self._save()  # at once: whoever stops a run twice breaks off what follows
                 tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                while self.landed:
-                    self._journal_landed()
+                try:
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                finally:
+                    self._save()
         self._settle()
 
     async def _loop(self) -> None:
@@ -229,11 +231,13 @@ class Asking:
             if self.exhausted and not (
                 self.in_flight or self.landed or self.following or self.later or self.ready
             ):
+                self._raise_failures()
                 return
             await self.stirred.wait()
 
     def _is_over(self) -> bool:
-        return time.monotonic() > self.end
+        """Whether nothing more is to be asked."""
+        return bool(self.failure) or self.budget.reached or time.monotonic() > self.end
 
     def _begin(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         """Lets `work` run beside the rest, in `tasks` until it ends; an error in it ends the run."""
@@ -260,7 +264,9 @@ class Asking:
         if self.exhausted or len(self.ready) > self._free() + ahead // 2:
             return
         since = time.monotonic()
-        while len(self.ready) < self._free() + ahead and (job := await anext(jobs, None)):
+        while len(self.ready) < self._free() + ahead and not self._is_over():
+            if (job := await anext(jobs, None)) is None:
+                return
             self.ready.append(job)
             if time.monotonic() - since > TURN:
                 self._employ()
@@ -273,8 +279,8 @@ class Asking:
             self._begin(self.in_flight, self._work(job))
 
     def _free(self) -> int:
-        """How many more workers there may be; negative if there are too many."""
-        return self.show.progress.allowance - len(self.in_flight)
+        """How many more workers there may be; negative if there are too many. A turn on its way to be asked has its place."""
+        return self.show.progress.allowance - len(self.in_flight) - len(self.following)
 
     async def _work(self, job: _Job | AuditPrompt | None) -> None:
         while job is not None:
@@ -288,7 +294,7 @@ class Asking:
 
     def _take(self) -> _Job | AuditPrompt | None:
         """What is to be asked next; None if nothing is ready, or nothing is to be asked any more."""
-        if self.failure or self.budget.reached or self._is_over():
+        if self._is_over():
             return None
         if self.audit and (asked := self.audit.next(begin=not self.exhausted)):
             return asked
@@ -544,7 +550,7 @@ class Asking:
         self.stirred.set()
 
     def _journal_landed(self) -> list[tuple[_Job, Reply]]:
-        """Journals the answers that came first. One that is no text of this model ends the run, once the others are safe."""
+        """Journals the answers that came first. Raises what one of them failed with, once the others are safe."""
         batch: list[_Landed] = []
         tokens = 0
         while self.landed and len(batch) < BATCH and tokens < BATCH_TOKENS:
@@ -558,10 +564,21 @@ class Asking:
             except Exception as error:  # noqa: BLE001 (raised below)
                 failure = failure or error
         for landed, reply in replies:
-            self.writer.append(Answered(reply=reply, delivery=landed.delivery))
+            try:
+                self.writer.append(Answered(reply=reply, delivery=landed.delivery))
+            except EyasError as error:  # a shorter one may still have room on the disk
+                failure = failure or error
         if failure is not None:
             raise failure
         return [(landed.job, reply) for landed, reply in replies]
+
+    def _save(self) -> None:
+        """Journals what has come, whatever ends the run."""
+        while self.landed:
+            try:
+                self._journal_landed()
+            except Exception as error:  # noqa: BLE001 (what ends the run is told, and not this)
+                log.warning("answers were lost at the end: %s", error)
 
     def _keep(self, job: _Job, reply: Reply) -> None:
         """Counts an answer that is in the journal, and goes on with its conversation."""
@@ -620,7 +637,7 @@ class Asking:
         while True:
             # Who wants no more lends the rest of the ceiling to others.
             more = self.budget.wants_more() and not self.exhausted
-            waiting = len(self.in_flight) + len(self.following) + len(self.later) + len(self.ready)
+            waiting = sum(map(len, (self.in_flight, self.landed, self.following, self.later, self.ready)))
             demand = progress.planned - progress.done if more else waiting
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)

@@ -39,9 +39,9 @@ PATIENCE = 40.0  # s for all trial answers together
 WAIT = 10.0  # s for a server at `server.url` to generate; one that Eyas starts itself may take as long as it may in a run
 STOP_TOKENS = 2048  # of the answer to a plain question, where no trial answer has shown the stop id
 SHOWN = 60  # characters of reasoning and of the answer
-# Bytes on disk per output token: journal 10, text included; responses 7, training row, mix and export 4 each, and as much
-# as these again for prompts and text (measured on 1,400-token answers, tests/bench).
-BYTES_PER_TOKEN = 50
+# Bytes on disk per output token: journal 15, which stores plainly; responses 7, training row, mix and export 4 each, and
+# nearly as much again for prompts and text (measured on 1,400-token answers, tests/bench).
+BYTES_PER_TOKEN = 60
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Token ids are the truth everywhere; text is for people. Token counts are counts 
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,13 +133,16 @@ class Response(Reply, frozen=True):
         ids = self.output_ids
         return self.output[: len(ids) - (bool(ids) and ids[-1] == self.finish.matched)]
 
-    def holds(self, tokens: AbstractSet[int]) -> bool:
+    def holds(self, tokens: Iterable[int]) -> bool:
         """Whether one of `tokens` stands in the output, before what ended it."""
-        if not tokens:
+        ids = {
+            token for token in tokens if token >= 0
+        }  # some configs name -1 where a model has no such token
+        if not ids:
             return False
-        inner, least = self.inner, min(tokens)
-        near = inner - least <= max(tokens) - least  # unsigned: what is less than the least wraps around
-        return bool(near.any()) and not tokens.isdisjoint(inner[near].tolist())
+        inner, least = self.inner, min(ids)
+        near = inner - least <= max(ids) - least  # unsigned: what is less than the least wraps around
+        return bool(near.any()) and not ids.isdisjoint(inner[near].tolist())
 
 
 class Delivery(Record, frozen=True):

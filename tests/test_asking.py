@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 import eyas.asking
 from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, WAITING, Asking, prepare
+from eyas.budget import Budget
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.lengths import places
@@ -105,6 +107,8 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     monkeypatch.setattr(eyas.asking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asking = Asking.__new__(Asking)
     asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
+    asking.following, asking.failure, asking.end = set(), None, math.inf
+    asking.budget = Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
     asking._take = lambda: asking.ready.popleft() if asking.ready else None  # type: ignore[method-assign]
     asking._begin = lambda tasks, work: tasks.add(work)  # type: ignore[method-assign]
@@ -143,3 +147,48 @@ def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
         assert not most
         asyncio.run(answer())
     assert most == [WAITING]
+
+
+def test_nothing_that_ends_a_run_keeps_answers_from_the_journal(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither one that cannot be read, in whichever batch, nor one for which the disk has no room."""
+
+    def append(entry: Any) -> None:
+        if entry.reply == "7":
+            raise EyasError("no space left")
+        kept.append(entry.reply)
+
+    def reply(request: str, *_: Any) -> str:
+        if int(request) % 40 == 5:
+            raise ValueError("no text")
+        return request
+
+    asking = Asking.__new__(Asking)
+    asking.landed = deque(_landed(str(at), 3) for at in range(100))
+    asking.writer = SimpleNamespace(append=append)  # type: ignore[assignment]
+    asking._reply = reply  # type: ignore[method-assign,assignment]
+    kept: list[Any] = []
+    asking._save()
+    assert kept == [str(at) for at in range(100) if at not in (5, 7, 45, 85)]
+    assert "no text" in caplog.text
+
+
+def test_conversations_whose_next_turn_is_rendered_keep_their_place() -> None:
+    asking = Asking.__new__(Asking)
+    asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=8))  # type: ignore[assignment]
+    asking.in_flight, asking.following = {1, 2, 3}, {4, 5}  # type: ignore[arg-type]
+    assert asking._free() == 3
+
+
+def test_requests_are_no_longer_rendered_once_something_has_failed() -> None:
+    async def jobs() -> AsyncIterator[Any]:
+        for number in range(500):
+            if number == 2:
+                asking.failure = EyasError("over")
+            yield number
+
+    asking = Asking.__new__(Asking)
+    asking.ready, asking.in_flight, asking.following, asking.exhausted = deque(), set(), set(), False
+    asking.failure, asking.end, asking.budget = None, math.inf, Budget(None, 1)
+    asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
+    asyncio.run(asking._fill(jobs()))
+    assert list(asking.ready) == [0, 1, 2]

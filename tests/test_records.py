@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from eyas.mix import MixReport
 from eyas.pilot_report import PilotReport
 from eyas.prompts import PromptsReport
 from eyas.recordfile import write_records
-from eyas.records import Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict
+from eyas.records import Finish, Outcome, Prompt, Response, TrainMetadata, TrainRow, Verdict
 from eyas.stats import DatasetStats
 from eyas.tables import write_table
 from eyas.timing import Timing
@@ -179,3 +180,25 @@ def test_the_example_reads_responses(
     write_records(tmp_path / "results/B1_glaive/responses.jsonl.zst", [response("k1"), response("k2")])
     run_example("read_records", tmp_path, monkeypatch)
     assert capsys.readouterr().out == "k1 stop 5\nk2 stop 5\n"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held"),
+    [
+        ({2}, True),
+        ({3}, True),
+        ([2, 2], True),
+        ({-1, 2}, True),
+        ({4_000_000_000, 3}, True),
+        ({7}, False),
+        ({9, 1}, False),
+        ({0, 4_000_000_000}, False),
+        ({-1}, False),
+        (set(), False),
+    ],
+)
+def test_a_response_tells_whether_it_holds_ids_before_what_ended_it(
+    tokens: Iterable[int], held: bool
+) -> None:
+    found = response(output_ids=[5, 2, 3, 7], finish=Finish(type="stop", matched=7))
+    assert found.holds(tokens) is held
