@@ -1,8 +1,8 @@
 """Asks for every answer that the journal lacks, as many at a time as the lease allows, and journals what comes.
 
-Workers ask, one request at a time each. Before them, requests are rendered a few ahead; behind them, what has come is decoded,
-journalled and judged. Both happen to many in a row: a request at a time, each step would find the processor's caches full of
-what the others need, which costs half as much again (docs/benchmarks.md).
+Workers ask, one request at a time each, and journal each answer as it comes. Before them, requests are rendered a few ahead;
+behind them, answers are judged and counted. Both happen to many in a row: a request at a time, each step would find the
+processor's caches full of what the others need, which costs half as much again (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
-BATCH, BATCH_TOKENS = 32, 25_000  # answers journalled and judged in a row, with so many tokens at most
-WAITING = 128  # answers that may wait to be journalled
-LINGER = 0.2  # s that an answer waits for others before it is journalled
+BATCH, BATCH_TOKENS = 32, 25_000  # answers judged in a row, with so many tokens at most
+WAITING = 128  # answers that may wait to be judged
+LINGER = 0.2  # s that an answer waits for others before it is judged
 AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
 TURN = 0.003  # s of rendering after which whatever else has waited has its turn
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
@@ -113,15 +113,6 @@ class _Job(Struct, frozen=True):
     request: str
 
 
-class _Landed(Struct, frozen=True):
-    """A request with what came of it, not journalled yet."""
-
-    job: _Job
-    ask: GenerateRequest
-    completion: Completion
-    delivery: Delivery
-
-
 class Asked(Struct, frozen=True):
     """A request that was at a server from `started` until all asking ended, both Unix time in s."""
 
@@ -178,7 +169,7 @@ class Asking:
         self.in_flight: set[asyncio.Task[None]] = set()  # workers
         self.later: deque[_Job] = deque()  # turns of conversations on their way, before any new key
         self.ready: deque[_Job] = deque()  # of new keys
-        self.landed: deque[_Landed] = deque()
+        self.landed: deque[tuple[_Job, Reply]] = deque()  # journalled, and neither judged nor counted yet
         self.following: set[asyncio.Task[None]] = set()  # what renders later turns
         self.beside: set[asyncio.Task[None]] = set()  # what runs as long as there is something to ask
         self.failure: BaseException | None = None
@@ -207,14 +198,10 @@ class Asking:
             try:
                 await self._loop()
             finally:
-                self._save()  # at once: whoever stops a run twice breaks off what follows
                 tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
                 for task in tasks:
                     task.cancel()
-                try:
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                finally:
-                    self._save()
+                await asyncio.gather(*tasks, return_exceptions=True)
         self._settle()
 
     async def _loop(self) -> None:
@@ -255,8 +242,13 @@ class Asking:
     # --- what is asked next ------------------------------------------------------------------------------------------
 
     def _ahead(self) -> int:
-        """How many requests should be ready: few, since a budget decides better the more answers it has seen."""
-        return max(1, min(BATCH, self.show.progress.allowance // AHEAD_SHARE))
+        """How many requests should be ready before their turn."""
+        return 0 if self._is_near() else min(BATCH, self.show.progress.allowance // AHEAD_SHARE)
+
+    def _is_near(self) -> bool:
+        """Whether the next answers may fulfil the budget, so that each is to be known before more is asked."""
+        left = self.budget.answers_left()
+        return self.budget.limit is not None and (left is None or left <= 2 * self.show.progress.allowance)
 
     async def _fill(self, jobs: AsyncIterator[_Job | None]) -> None:
         """Renders new keys for all who may ask and some ahead, once few are left."""
@@ -265,6 +257,8 @@ class Asking:
             return
         since = time.monotonic()
         while len(self.ready) < self._free() + ahead and not self._is_over():
+            while self.landed and self._is_near():
+                self._finish_some()
             if (job := await anext(jobs, None)) is None:
                 return
             self.ready.append(job)
@@ -443,7 +437,9 @@ class Asking:
                     finished=time.time(),
                     usage=completion.usage,
                 )
-                self.landed.append(_Landed(job, ask, completion, delivery))
+                reply = self._reply(job.request, ask, completion)
+                self.writer.append(Answered(reply=reply, delivery=delivery))
+                self.landed.append((job, reply))
                 self.arrived.set()
                 if len(self.landed) >= WAITING:  # before more is asked, since what waits is held in memory
                     self._finish_some()
@@ -534,7 +530,7 @@ class Asking:
     # --- what has come -----------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Journals and counts what has come and has waited long enough for others."""
+        """Judges and counts what has come and has waited long enough for others."""
         while True:
             await self.arrived.wait()
             if self.in_flight:
@@ -545,40 +541,13 @@ class Asking:
                 await asyncio.sleep(0)
 
     def _finish_some(self) -> None:
-        for job, reply in self._journal_landed():
+        """Counts those that came first; not too many, since replies of other requests wait for all of them."""
+        jobs = tokens = 0
+        while self.landed and jobs < BATCH and tokens < BATCH_TOKENS:
+            job, reply = self.landed.popleft()
+            jobs, tokens = jobs + 1, tokens + len(reply.output_ids)
             self._keep(job, reply)
         self.stirred.set()
-
-    def _journal_landed(self) -> list[tuple[_Job, Reply]]:
-        """Journals the answers that came first. Raises what one of them failed with, once the others are safe."""
-        batch: list[_Landed] = []
-        tokens = 0
-        while self.landed and len(batch) < BATCH and tokens < BATCH_TOKENS:
-            batch.append(self.landed.popleft())
-            tokens += len(batch[-1].completion.output_ids)
-        replies: list[tuple[_Landed, Reply]] = []
-        failure: Exception | None = None
-        for landed in batch:
-            try:
-                replies.append((landed, self._reply(landed.job.request, landed.ask, landed.completion)))
-            except Exception as error:  # noqa: BLE001 (raised below)
-                failure = failure or error
-        for landed, reply in replies:
-            try:
-                self.writer.append(Answered(reply=reply, delivery=landed.delivery))
-            except EyasError as error:  # a shorter one may still have room on the disk
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return [(landed.job, reply) for landed, reply in replies]
-
-    def _save(self) -> None:
-        """Journals what has come, whatever ends the run."""
-        while self.landed:
-            try:
-                self._journal_landed()
-            except Exception as error:  # noqa: BLE001 (what ends the run is told, and not this)
-                log.warning("answers were lost at the end: %s", error)
 
     def _keep(self, job: _Job, reply: Reply) -> None:
         """Counts an answer that is in the journal, and goes on with its conversation."""

@@ -20,7 +20,6 @@ from eyas.budget import Budget
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
 from eyas.lengths import places
-from eyas.records import Delivery
 
 
 def test_added_tokens_are_found_in_prompt_and_answer_and_nothing_else_is() -> None:
@@ -49,45 +48,20 @@ def test_a_tokenizer_whose_lengths_no_journal_could_hold_is_refused_before_anyth
         prepare(engine, lease, ModelConfig(id="m"), reasoning)
 
 
-def _landed(name: str, tokens: int) -> Any:
-    return SimpleNamespace(
-        job=SimpleNamespace(request=name),
-        ask=None,
-        completion=SimpleNamespace(output_ids=[1] * tokens),
-        delivery=Delivery(attempt=1, server="s", started=0.0, finished=1.0, usage={}),
-    )
-
-
-def test_answers_beside_one_that_cannot_be_read_are_journalled_before_the_run_ends() -> None:
-    asking = Asking.__new__(Asking)
-    asking.landed = deque(_landed(name, 3) for name in "abc")
-    asking.writer = SimpleNamespace(append=lambda entry: kept.append(entry.reply))  # type: ignore[assignment]
-    kept: list[Any] = []
-
-    def reply(request: str, *_: Any) -> str:
-        if request == "b":
-            raise EyasError("id outside the vocabulary")
-        return request
-
-    asking._reply = reply  # type: ignore[method-assign,assignment]
-    with pytest.raises(EyasError, match="id outside"):
-        asking._journal_landed()
-    assert kept == ["a", "c"]
-    assert not asking.landed
-
-
 @pytest.mark.parametrize(
     ("tokens", "first"), [([10] * 100, BATCH), ([BATCH_TOKENS - 1] * 9, 2), ([10 * BATCH_TOKENS] * 3, 1)]
 )
-def test_many_or_long_answers_are_not_journalled_in_one_go(tokens: list[int], first: int) -> None:
+def test_many_or_long_answers_are_not_judged_in_one_go(tokens: list[int], first: int) -> None:
     """Replies of other requests would wait for all of them."""
     asking = Asking.__new__(Asking)
-    asking.landed = deque(_landed(str(at), count) for at, count in enumerate(tokens))
-    asking.writer = SimpleNamespace(append=lambda entry: None)  # type: ignore[assignment]
-    asking._reply = lambda request, *_: request  # type: ignore[method-assign,assignment]
-    told = asking._journal_landed()
-    assert [request for _, request in told] == [str(at) for at in range(first)]
+    kept: list[Any] = []
+    asking.landed = deque((at, SimpleNamespace(output_ids=[1] * count)) for at, count in enumerate(tokens))  # type: ignore[misc]
+    asking._keep = lambda job, _: kept.append(job)  # type: ignore[method-assign]
+    asking.stirred = asyncio.Event()
+    asking._finish_some()
+    assert kept == list(range(first))
     assert len(asking.landed) == len(tokens) - first
+    assert asking.stirred.is_set()
 
 
 def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
@@ -106,7 +80,7 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     clock = itertools.chain([0.0] * 5, itertools.repeat(1.0))  # it stands back once, early on
     monkeypatch.setattr(eyas.asking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asking = Asking.__new__(Asking)
-    asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
+    asking.ready, asking.landed, asking.in_flight, asking.exhausted = deque(), deque(), set(), False
     asking.following, asking.failure, asking.end = set(), None, math.inf
     asking.budget = Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
@@ -119,7 +93,7 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
 
 
 def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
-    """Answers that nobody has had the time to journal are journalled before the next request."""
+    """Answers are journalled as they come; those that nobody has had the time to judge are judged before the next request."""
 
     async def free() -> str:
         return "http://x"
@@ -132,6 +106,7 @@ def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
         await asking._answer(job)
 
     asking = Asking.__new__(Asking)
+    journalled: list[Any] = []
     job: Any = SimpleNamespace(request="0" * 32, sample=0, unit=SimpleNamespace(ids=[1]))
     nothing: Any = SimpleNamespace(
         free=free, asking=lambda *_: contextlib.nullcontext(), came=lambda *_: None, retries=0, sampling=None
@@ -140,36 +115,16 @@ def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
     asking.plan = SimpleNamespace(settings=nothing)  # type: ignore[assignment]
     asking._generate, asking._mean_output = generate, lambda: 1.0  # type: ignore[method-assign,assignment]
     asking._see = lambda _: None  # type: ignore[method-assign]
+    asking._reply = lambda *_: "reply"  # type: ignore[method-assign,assignment,return-value]
+    asking.writer = SimpleNamespace(append=journalled.append)  # type: ignore[assignment]
     asking._finish_some = lambda: most.append(len(asking.landed))  # type: ignore[method-assign]
     asking.asked, asking.landed = {}, deque()
     most: list[int] = []
-    for _ in range(WAITING):
+    for asked in range(1, WAITING + 1):
         assert not most
         asyncio.run(answer())
+        assert len(journalled) == asked
     assert most == [WAITING]
-
-
-def test_nothing_that_ends_a_run_keeps_answers_from_the_journal(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither one that cannot be read, in whichever batch, nor one for which the disk has no room."""
-
-    def append(entry: Any) -> None:
-        if entry.reply == "7":
-            raise EyasError("no space left")
-        kept.append(entry.reply)
-
-    def reply(request: str, *_: Any) -> str:
-        if int(request) % 40 == 5:
-            raise ValueError("no text")
-        return request
-
-    asking = Asking.__new__(Asking)
-    asking.landed = deque(_landed(str(at), 3) for at in range(100))
-    asking.writer = SimpleNamespace(append=append)  # type: ignore[assignment]
-    asking._reply = reply  # type: ignore[method-assign,assignment]
-    kept: list[Any] = []
-    asking._save()
-    assert kept == [str(at) for at in range(100) if at not in (5, 7, 45, 85)]
-    assert "no text" in caplog.text
 
 
 def test_conversations_whose_next_turn_is_rendered_keep_their_place() -> None:
@@ -187,7 +142,8 @@ def test_requests_are_no_longer_rendered_once_something_has_failed() -> None:
             yield number
 
     asking = Asking.__new__(Asking)
-    asking.ready, asking.in_flight, asking.following, asking.exhausted = deque(), set(), set(), False
+    asking.ready, asking.landed, asking.exhausted = deque(), deque(), False
+    asking.in_flight, asking.following = set(), set()
     asking.failure, asking.end, asking.budget = None, math.inf, Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
     asyncio.run(asking._fill(jobs()))
