@@ -135,9 +135,8 @@ class Response(Reply, frozen=True):
 
     def holds(self, tokens: Iterable[int]) -> bool:
         """Whether one of `tokens` stands in the output, before what ended it."""
-        ids = {
-            token for token in tokens if token >= 0
-        }  # some configs name -1 where a model has no such token
+        # Some configs name -1 where a model has no such token.
+        ids = {token for token in tokens if token >= 0}
         if not ids:
             return False
         inner, least = self.inner, min(ids)
