@@ -63,7 +63,8 @@ class Answers:
 
     @staticmethod
     def _whole(body: Any) -> bytes:
-        raw = json.dumps(body).encode()
+        # As compact as orjson makes it, which SGLang replies with (its Content-Length in the captures tells).
+        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         return head(raw) + raw
 
 
