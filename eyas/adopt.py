@@ -11,7 +11,7 @@ import hashlib
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,7 +316,7 @@ def _rendered(renderer: Renderer, prompt: Prompt, name: str) -> Rendered:
         ) from cause
 
 
-def _digest(ids: list[int]) -> bytes:
+def _digest(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(ids)).digest()
 
 

@@ -39,6 +39,7 @@ import zstandard
 from msgspec import Struct
 
 from eyas.errors import EyasError
+from eyas.lengths import Ids
 from eyas.records import Delivery, Reply
 
 # Stored as good as plainly. zstd's level 1 makes less than half of it, and takes longer than all else that journalling does.
@@ -51,6 +52,7 @@ LABEL_START = struct.pack("<II", LABEL_MAGIC, LABEL_SIZE)
 HASH_SIZE, PLACE_SIZE = 16, 8
 SCAN_BYTES = 1 << 18  # read at a time where labels are searched
 SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
+MOST_WAITING = 32  # entries that are not urgent, written together
 HEARTBEAT_STALE = 30.0  # seconds; only matters on file systems whose locks do not reach other hosts
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,13 @@ AnyEntry = Answered | Unanswered | Rendered | ServerSeen
 E = TypeVar("E", bound=Entry)
 _KINDS: dict[type[Entry], bytes] = {Answered: b"a", Unanswered: b"u", Rendered: b"r", ServerSeen: b"s"}
 _MARK, _GAP = b"m", b""  # what is no entry
+
+
+def _told(ids: Any) -> msgspec.Raw:
+    """Token ids in the JSON that they came in."""
+    if isinstance(ids, Ids):
+        return msgspec.Raw(ids.json)
+    raise TypeError(f"{type(ids).__name__} has no JSON")
 
 
 def _hash_of(entry: Entry) -> str:
@@ -334,11 +343,12 @@ class JournalWriter:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._encoder = msgspec.json.Encoder()
+        self._encoder = msgspec.json.Encoder(enc_hook=_told)
         self._compressor = zstandard.ZstdCompressor(LEVEL, write_checksum=True)
         self._fd: int | None = None
         self._end = self._synced = self._marked = 0  # bytes written, on disk, and told so by a mark
         self._unsynced = 0  # entries
+        self._waiting: list[bytes] = []  # entries that are written with the next
         self._trouble: OSError | None = None
         self._wake, self._closing = threading.Event(), False
 
@@ -361,6 +371,9 @@ class JournalWriter:
         self._wake.set()
         self._thread.join()
         try:
+            if self._waiting and self._trouble is None:
+                with contextlib.suppress(EyasError):  # they are quick to make again
+                    self._append_waiting()
             if self._fd is not None:
                 with self._writing("the last entries"):
                     os.fsync(self._fd)
@@ -377,22 +390,31 @@ class JournalWriter:
             self._lock.truncate(0)
             self._lock.close()
 
-    def append(self, entry: AnyEntry) -> None:
-        """Appends one entry whole; after an error the file ends where it ended before. Always called from one thread."""
+    def append(self, entry: AnyEntry, *, soon: bool = True) -> None:
+        """Appends one entry whole; after an error the file ends where it ended before. Always called from one thread.
+
+        soon: at once. If not, together with a later one, or at the end: for what is quick to make again.
+        """
         if self._trouble is not None:
             raise self._error("entries could not be synced", self._trouble)
         frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
         label = LABEL.pack(
             LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
         )
+        self._waiting.append(label + frame)
+        if soon or len(self._waiting) >= MOST_WAITING:
+            self._append_waiting()
+
+    def _append_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []  # even if they cannot be written
         synced = self._synced
         mark = _mark(synced) if synced > self._marked else b""
         with self._writing("an entry"):
             if self._fd is None:
                 self._open_segment()
-            self._write(mark + label + frame)
+            self._write(mark + b"".join(waiting))
         self._marked = synced
-        self._unsynced += 1
+        self._unsynced += len(waiting)
         if self._unsynced >= SYNC_ENTRIES:
             self._wake.set()
 

@@ -160,7 +160,7 @@ class GenerateRequest(Struct, frozen=True):
 class Completion(Struct, frozen=True):
     """What an engine returns; fields as in records.Reply. `usage` is what the server said, for the record only."""
 
-    output_ids: list[int]
+    output_ids: Sequence[int]
     finish: Finish
     effective_max_new: int
     usage: dict[str, int]

@@ -5,7 +5,7 @@ Token ids are the truth everywhere; text is for people. Token counts are counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,7 +95,7 @@ class Reply(Record, frozen=True, dict=True):
 
     request: str
     prompt_ids: list[int]
-    output_ids: list[int]
+    output_ids: Sequence[int]
     finish: Finish
     text: str
     text_lengths: str

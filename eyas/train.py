@@ -81,7 +81,7 @@ def train_row(dataset: str, group: str, response: Response, verdict: Verdict) ->
     return TrainRow(
         id=f"{dataset}/{unit_id(response.key, response.turn, response.sample)}",
         primary_id=primary,
-        input_ids=response.prompt_ids + response.output_ids,
+        input_ids=[*response.prompt_ids, *response.output_ids],
         loss_mask=[*repeat(0, len(response.prompt_ids)), *repeat(1, len(response.output_ids))],
         metadata=TrainMetadata(
             dataset=dataset,

@@ -145,6 +145,21 @@ def test_whatever_an_entry_holds_comes_back_as_it_was_written(
     assert list(journal_entries(written)) == entries, "to any reader"
 
 
+def test_what_is_not_urgent_is_written_with_the_next_entry_or_at_the_end(tmp_path: Path) -> None:
+    rendered = [Rendered(render=digest(str(n)), ids=[n], refusal=None) for n in range(40)]
+    with JournalWriter(tmp_path) as writer:
+        writer.append(rendered[0], soon=False)
+        assert Journal(tmp_path).rendered(rendered[0].render) is None
+        writer.append(answered("a"))
+        assert Journal(tmp_path).rendered(rendered[0].render) == rendered[0]
+        for entry in rendered[1:39]:
+            writer.append(entry, soon=False)
+        found = [Journal(tmp_path).rendered(entry.render) is not None for entry in rendered]
+        assert found == [True] * 33 + [False] * 7  # so many are never held back
+        writer.append(rendered[39], soon=False)
+    assert [Journal(tmp_path).rendered(entry.render) for entry in rendered] == rendered
+
+
 def test_a_segment_is_plain_json_lines_to_any_zstd_tool(tmp_path: Path) -> None:
     write(tmp_path, "a", "b", "c")
     with segment(tmp_path).open("rb") as file:

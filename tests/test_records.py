@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +73,7 @@ def in_words(kind: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         *others, last = map(in_words, arguments)
         return f"{', '.join(others)} or {last}"
-    if origin is list:
+    if origin in (list, Sequence):
         return f"list of {in_words(arguments[0])}"
     if origin is dict:
         return f"object of {in_words(arguments[1])}"

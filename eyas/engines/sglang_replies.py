@@ -58,7 +58,7 @@ class _MetaWithLogprobs(_Meta):
 
 class _Generated(Struct):
     meta_info: _Meta
-    output_ids: list[int] | None = None
+    output_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _GeneratedWithLogprobs(Struct):
@@ -118,7 +118,7 @@ def has_ids(body: bytes) -> bool:
     return _decode(body, False)[1] is not None
 
 
-def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, list[int] | None]:
+def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, Sequence[int] | None]:
     try:
         if ids_in_logprobs:
             meta = _logprobs_decoder.decode(body).meta_info
@@ -126,12 +126,22 @@ def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, list[int] | None
             return meta, None if logprobs is None else [token for _, token, _ in logprobs]
         reply = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise EyasError(
-            f"server.url: the reply is not SGLang's ({error}); point server.url at an SGLang server"
-        ) from None
+        raise _strange(error) from None
     except msgspec.DecodeError:
         raise Retry("reply cut short") from None
-    return reply.meta_info, reply.output_ids
+    told = bytes(reply.output_ids)
+    if told == b"null":
+        return reply.meta_info, None
+    from eyas.lengths import Ids
+
+    try:
+        return reply.meta_info, Ids(told)
+    except ValueError as error:
+        raise _strange(error) from None
+
+
+def _strange(why: Exception) -> EyasError:
+    return EyasError(f"server.url: the reply is not SGLang's ({why}); point server.url at an SGLang server")
 
 
 def _usage(meta: _Meta) -> dict[str, int]:

@@ -1,0 +1,74 @@
+"""Token ids as a server told them are the list of them, and cost no number each."""
+
+from __future__ import annotations
+
+from operator import add
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from helpers import answered
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from eyas.journal import Answered, Journal, JournalWriter
+from eyas.lengths import ID_END, Ids, places
+
+IDS = st.lists(st.integers(0, ID_END - 1))
+
+
+@given(IDS, st.integers(-5, 5), st.integers(-5, 5))
+def test_they_are_the_list_of_them(ids: list[int], start: int, stop: int) -> None:
+    told = Ids(msgspec.json.encode(ids))
+    assert told == ids and ids == told and told == Ids(b" [" + told.json[1:])
+    assert [*told] == ids and len(told) == len(ids) and repr(told) == repr(ids)
+    assert told[start:stop] == ids[start:stop]
+    assert add(told, [1]) == [*ids, 1] and add([1], told) == [1, *ids]
+    if ids:
+        assert type(told[-1]) is int and told[-1] == ids[-1]
+        assert ids[0] in told and told.count(ids[0]) == ids.count(ids[0])
+    assert places(told).tolist() == ids and places(told).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "null",
+        "{}",
+        "7",
+        '"7"',
+        "[1.5]",
+        "[1e3]",
+        "[-1]",
+        '["1"]',
+        "[null]",
+        "[true]",
+        "[[1]]",
+        "[1,[2]]",
+        "[2147483648]",
+        "[18446744073709551615]",
+        "[1,",
+        "",
+    ],
+)
+def test_what_is_no_array_of_ids_is_refused(told: str) -> None:
+    with pytest.raises(ValueError, match="no array of token ids"):
+        Ids(told.encode())
+
+
+def test_they_are_journalled_on_one_line_as_they_came(tmp_path: Path) -> None:
+    entry = answered("a")
+    reply = replace(entry.reply, output_ids=Ids(b"[ 5,\n 6 ]"), text_lengths="00")
+    with JournalWriter(tmp_path) as writer:
+        writer.append(Answered(reply=reply, delivery=entry.delivery))
+    found = Journal(tmp_path).answered(reply.request)
+    assert found is not None and found.reply.output_ids == [5, 6] and type(found.reply.output_ids) is list
+    assert found.reply == reply
+
+
+def test_nothing_else_than_ids_is_journalled_in_their_place(tmp_path: Path) -> None:
+    entry = answered("a")
+    with JournalWriter(tmp_path) as writer, pytest.raises(TypeError, match="has no JSON"):
+        writer.append(replace(entry, reply=replace(entry.reply, output_ids=np.array([1]))))
