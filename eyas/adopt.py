@@ -317,7 +317,7 @@ def _rendered(renderer: Renderer, prompt: Prompt, name: str) -> Rendered:
 
 
 def _digest(ids: Sequence[int]) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(ids)).digest()
+    return hashlib.sha256(msgspec.json.encode(ids[:])).digest()
 
 
 class _Adopting:

@@ -361,7 +361,8 @@ class Asking:
                 self.fleet.doubt(url)
                 await asyncio.sleep(backoff(attempt))
             else:
-                self.writer.append(rendered, soon=self.tokenizer.asks_server)
+                # What is refused gets no answer that it could be written with.
+                self.writer.append(rendered, soon=self.tokenizer.asks_server or rendered.refusal is not None)
                 return self.plan.unit(unit.index, prompt, unit.turn, rendered)
         failed = Unanswered(request=render_hash(prompt, self.plan.identity), status="failed", reason=cause)
         # A later turn is that of one sample.

@@ -61,7 +61,7 @@ class AuditAnswer(Struct, frozen=True, kw_only=True):
             output_tokens=len(ids),
             reasoning_tokens=split.reasoning_tokens,
             distinct=round(len(set(grams)) / len(grams), 4) if grams else 1.0,
-            ids=hashlib.sha256(msgspec.json.encode(ids)).hexdigest()[:16],
+            ids=hashlib.sha256(msgspec.json.encode(ids[:])).hexdigest()[:16],
         )
 
 

@@ -6,7 +6,7 @@ A journal is a folder of segments, one per writer. An entry is a label and a zst
     frame   one JSON line, checksummed
 
 so a segment can be indexed by hopping from label to label, and any zstd tool reads it as JSON lines. A killed process
-loses nothing that it had appended; a power cut loses at most a second or 64 entries. Readers merge the segments in
+loses nothing that it had appended but what was not to be written soon; a power cut loses at most a second or 64 entries. Readers merge the segments in
 order and the first entry of a hash wins.
 
 The first write after a sync begins with a mark, a label without a frame that says how far the segment was on disk; a
@@ -366,14 +366,17 @@ class JournalWriter:
         self._thread.start()
         return self
 
-    def __exit__(self, *_exception: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exception: Any) -> None:
         self._closing = True
         self._wake.set()
         self._thread.join()
         try:
+            failure = None
             if self._waiting and self._trouble is None:
-                with contextlib.suppress(EyasError):  # they are quick to make again
+                try:
                     self._append_waiting()
+                except EyasError as error:
+                    failure = error
             if self._fd is not None:
                 with self._writing("the last entries"):
                     os.fsync(self._fd)
@@ -386,12 +389,15 @@ class JournalWriter:
                     self._trouble is not None
                 ):  # a write-back error is reported once, so this fsync may not repeat it
                     raise self._error("entries could not be synced", self._trouble)
+            if failure is not None and kind is None:  # else what ended the run says more
+                raise failure
         finally:
             self._lock.truncate(0)
             self._lock.close()
 
     def append(self, entry: AnyEntry, *, soon: bool = True) -> None:
-        """Appends one entry whole; after an error the file ends where it ended before. Always called from one thread.
+        """Appends one entry whole; after an error the file ends where it ended before, and what waited is dropped. Always called
+        from one thread.
 
         soon: at once. If not, together with a later one, or at the end: for what is quick to make again.
         """

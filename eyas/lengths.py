@@ -36,7 +36,7 @@ class Ids(Sequence[int]):
             told = np.frombuffer(parsed.as_buffer(of_type="u"), np.uint64)
             if told.size and told.max() >= ID_END:
                 raise TypeError
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RuntimeError):  # the last for numbers beyond 64 bits
             raise ValueError("no array of token ids") from None
         self.array: Array = told.view(np.int64)
         self.json = json if b"\n" not in json else msgspec.json.format(json, indent=-1)  # a line in a journal

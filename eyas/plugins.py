@@ -158,7 +158,7 @@ class GenerateRequest(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """What an engine returns; fields as in records.Reply. `usage` is what the server said, for the record only."""
+    """What an engine returns; fields as in records.Reply; output_ids is a list or eyas.lengths.Ids. `usage` is what the server said, for the record only."""
 
     output_ids: Sequence[int]
     finish: Finish

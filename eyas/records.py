@@ -81,7 +81,7 @@ class Reply(Record, frozen=True, dict=True):
     """What the model said to one request: everything that training needs, nothing about how it travelled.
 
     request: hash of all that decides the distribution of the answer.
-    output_ids: as generated, the end token included when there is one.
+    output_ids: as generated, the end token included when there is one; a list, or while asking eyas.lengths.Ids.
     text: decoded `output_ids` without the end token; undecodable bytes become U+FFFD.
     text_lengths: per output token, how many characters of `text` it completes, one character each: "0" for none, "1" for one,
         ":" for ten, as in ASCII (eyas.lengths.spell). `text_ends` are their sums.
@@ -140,7 +140,7 @@ class Response(Reply, frozen=True):
         if not ids:
             return False
         inner, least = self.inner, min(ids)
-        near = inner - least <= max(ids) - least  # unsigned: what is less than the least wraps around
+        near = (inner >= least) & (inner <= max(ids))
         return bool(near.any()) and not ids.isdisjoint(inner[near].tolist())
 
 

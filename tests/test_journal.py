@@ -160,6 +160,26 @@ def test_what_is_not_urgent_is_written_with_the_next_entry_or_at_the_end(tmp_pat
     assert [Journal(tmp_path).rendered(entry.render) for entry in rendered] == rendered
 
 
+def test_a_full_disk_at_the_end_is_told_unless_something_else_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for other in (None, RuntimeError("another end")):
+        with (
+            pytest.raises(RuntimeError if other else EyasError, match="another end" if other else "No space"),
+            JournalWriter(tmp_path) as writer,
+        ):
+            writer.append(answered("a"))
+            writer.append(Rendered(render=digest("r"), ids=[1], refusal=None), soon=False)
+            monkeypatch.setattr(os, "write", full)
+            if other:
+                raise other
+        monkeypatch.undo()
+        assert Journal(tmp_path).answered(digest("a")) is not None
+
+
 def test_a_segment_is_plain_json_lines_to_any_zstd_tool(tmp_path: Path) -> None:
     write(tmp_path, "a", "b", "c")
     with segment(tmp_path).open("rb") as file:

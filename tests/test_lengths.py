@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from eyas.audit import AuditAnswer
 from eyas.journal import Answered, Journal, JournalWriter
 from eyas.lengths import ID_END, Ids, places
+from eyas.plugins import Split
+from eyas.units import place
 
 IDS = st.lists(st.integers(0, ID_END - 1))
 
@@ -49,6 +52,8 @@ def test_they_are_the_list_of_them(ids: list[int], start: int, stop: int) -> Non
         "[1,[2]]",
         "[2147483648]",
         "[18446744073709551615]",
+        "[99999999999999999999999,1]",
+        "[5,-9223372036854775809]",
         "[1,",
         "",
     ],
@@ -66,6 +71,22 @@ def test_they_are_journalled_on_one_line_as_they_came(tmp_path: Path) -> None:
     found = Journal(tmp_path).answered(reply.request)
     assert found is not None and found.reply.output_ids == [5, 6] and type(found.reply.output_ids) is list
     assert found.reply == reply
+
+
+def test_the_audit_keeps_the_same_of_them_as_of_a_list(tmp_path: Path) -> None:
+    reply = answered("a").reply
+    listed, told = (replace(reply, output_ids=ids) for ids in ([5, 6, 7, 8, 9], Ids(b"[5, 6,7,8,9]")))
+    split = Split("closed", 2)
+    assert AuditAnswer.of("k", told, split) == AuditAnswer.of("k", listed, split)
+
+
+@given(IDS, st.sets(st.integers(-1, 300), max_size=3))
+def test_what_an_answer_holds_is_told_alike(ids: list[int], tokens: set[int]) -> None:
+    reply = answered("a").reply
+    listed, told = (
+        place(replace(reply, output_ids=some), "k", 0, 0) for some in (ids, Ids(msgspec.json.encode(ids)))
+    )
+    assert listed.holds(tokens) == told.holds(tokens) == (not tokens.isdisjoint([*listed.inner.tolist()]))
 
 
 def test_nothing_else_than_ids_is_journalled_in_their_place(tmp_path: Path) -> None:

@@ -426,6 +426,9 @@ STOP = {"type": "stop", "matched": 2}
     [
         (200, generated([5, 2], None), Retry, "reply without an end"),
         (200, generated([5, 2], {"type": "stop", "matched": "NaN happened"}), Retry, "NaN happened"),
+        (200, generated([5, -1], {"type": "stop", "matched": "NaN happened"}), Retry, "NaN happened"),
+        (200, generated([5, 1 << 32], {"type": "abort", "message": "gone"}), Retry, "aborted: gone"),
+        (200, generated([10**23, 1], STOP), EyasError, "not SGLang's"),
         (200, generated([], STOP), Retry, "token ids lost"),
         (200, generated([5, 6], STOP), Retry, "token ids lost"),
         (200, generated([5], {"type": "length", "length": 2}), Retry, "token ids lost"),

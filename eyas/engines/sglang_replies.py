@@ -79,7 +79,7 @@ def read_completion(
     """
     if status != 200:
         refuse(status, body)
-    meta, ids = _decode(body, ids_in_logprobs)
+    meta, told = _decode(body, ids_in_logprobs)
     reason = meta.finish_reason
     if reason is None:
         raise Retry("reply without an end")
@@ -87,6 +87,7 @@ def read_completion(
         raise Retry(f"aborted: {reason.message}")
     if reason.matched == NAN:
         raise Retry(f"numerical failure: {NAN}")
+    ids = _ids(told)  # not before: what failed may have any
     if not ids:
         raise Retry("token ids lost")
     if reason.type == "length" and reason.length is not None:
@@ -118,24 +119,29 @@ def has_ids(body: bytes) -> bool:
     return _decode(body, False)[1] is not None
 
 
-def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, Sequence[int] | None]:
+def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, bytes | list[int] | None]:
+    """What a reply tells of itself, and its ids, in JSON where they are by themselves."""
     try:
         if ids_in_logprobs:
             meta = _logprobs_decoder.decode(body).meta_info
             logprobs = meta.output_token_logprobs
             return meta, None if logprobs is None else [token for _, token, _ in logprobs]
         reply = _decoder.decode(body)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise _strange(error) from None
     except msgspec.DecodeError:
         raise Retry("reply cut short") from None
     told = bytes(reply.output_ids)
-    if told == b"null":
-        return reply.meta_info, None
+    return reply.meta_info, None if told == b"null" else told
+
+
+def _ids(told: bytes | list[int] | None) -> Sequence[int] | None:
+    if not isinstance(told, bytes):
+        return told
     from eyas.lengths import Ids
 
     try:
-        return reply.meta_info, Ids(told)
+        return Ids(told)
     except ValueError as error:
         raise _strange(error) from None
 
