@@ -37,6 +37,12 @@ TIMED = {"timing.parquet", "servers.json"}
 TIMED_FOLDERS = {"summary"}
 
 
+def heed_signals() -> None:
+    """A test run in the background of a script ignores Ctrl-C, one under nohup a closed terminal; children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class FaultRun(Run):
     """A run whose processes, the server included, can be found by a variable of their environment."""
 
@@ -61,8 +67,7 @@ class FaultRun(Run):
                 stdout=terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # A test run in the background of a script ignores Ctrl-C, and so would its children.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=heed_signals,
             ) as process,
         ):
             try:

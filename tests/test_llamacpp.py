@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import re
 import resource
 import signal
@@ -358,6 +359,20 @@ def run_to_failure(launch: Launch, log: Path, **limits: Any) -> str:
             **limits,
         )
     return log.read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a dead parent on Linux only")
+def test_the_launcher_does_not_load_for_a_supervisor_that_is_gone(tmp_path: Path) -> None:
+    """Killed before the launcher could ask the kernel to tell."""
+    (tmp_path / "garbage.gguf").write_bytes(b"garbage")
+    launch = plain(tmp_path / "garbage.gguf").launch(sys.executable)[0]
+    ended, end = os.pipe()
+    os.close(end)
+    with os.fdopen(ended) as stdin:
+        done = subprocess.run(
+            launch.argv, stdin=stdin, capture_output=True, text=True, timeout=30, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "the supervisor is gone\n")
 
 
 @pytest.mark.engine

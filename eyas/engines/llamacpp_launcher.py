@@ -10,6 +10,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import select
 import signal
 import sys
 from pathlib import Path
@@ -33,15 +34,15 @@ def arguments() -> argparse.Namespace:
 
 
 def die_with_parent() -> None:
-    """A supervisor that is killed outright cannot stop us, so the kernel does; Linux only.
-
-    A parent that died before this runs has closed our stdin, which `wait_for_eof` notices.
-    """
+    """A supervisor that is killed outright cannot stop us, so the kernel does; Linux only."""
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    # Of one that died before, the kernel says nothing, but our stdin has ended; `wait_for_eof` would see that only once
+    # the model is loaded.
+    stdin = select.poll()
+    stdin.register(0, 0)  # POLLHUP is told unasked
+    if stdin.poll(0):
         sys.exit("the supervisor is gone")
 
 
