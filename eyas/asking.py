@@ -1,8 +1,9 @@
 """Asks for every answer that the journal lacks, as many at a time as the lease allows, and journals what comes.
 
-Workers ask, one request at a time each, and journal each answer as it comes. Before them, requests are rendered a few ahead;
-behind them, answers are judged and counted. Both happen to many in a row: a request at a time, each step would find the
-processor's caches full of what the others need, which costs half as much again (docs/benchmarks.md).
+Workers ask, one request at a time each. Before them, requests are rendered a few ahead; behind them, answers are decoded,
+journalled, judged and counted as they come. Each step is done for all whose replies were handed out together (eyas.wire)
+before the next one: a request at a time, each step would find the processor's caches full of what the others need, which
+costs half as much again (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from eyas.alarms import Lookout
 from eyas.audit import AuditAnswer, AuditPrompt
 from eyas.capacity import Moments, running, sentence
 from eyas.config import AccessSettings, ModelConfig, SamplingConfig
+from eyas.deadlines import Deadlines
 from eyas.errors import EyasError
 from eyas.fleet import PROBE_MOST, TICK, Fleet, backoff, in_own_thread
 from eyas.journal import Answered, Journal, JournalWriter, Rendered, ServerSeen, Unanswered
@@ -41,10 +43,9 @@ if TYPE_CHECKING:
 
 SILENT_LIMIT = 20  # completions without any reasoning after which a thinking dataset stops
 LONG_PROMPT = 20_000  # bytes; rendering more would hold up the event loop, so it goes to a thread
-BATCH, BATCH_TOKENS = 32, 25_000  # answers judged in a row, with so many tokens at most
-WAITING = 128  # answers that may wait to be judged
-LINGER = 0.2  # s that an answer waits for others before it is judged
-AHEAD_SHARE = 8  # one request rendered ahead for so many in flight, up to BATCH
+BATCH, BATCH_TOKENS = 32, 50_000  # answers journalled or judged in a row, with so many tokens at most
+WAITING = 128  # answers that may wait for that
+AHEAD_SHARE = 4  # one request rendered ahead for so many in flight, up to 2 * BATCH
 TURN = 0.003  # s of rendering after which whatever else has waited has its turn
 KNOWN_LENGTHS = 50  # completions after which it is said how many requests really run
 NO_REASONING = ("none", "empty", "unclosed")
@@ -113,6 +114,16 @@ class _Job(Struct, frozen=True):
     request: str
 
 
+class _Arrival(Struct, frozen=True):
+    """What came of a request, still to be journalled."""
+
+    job: _Job
+    ask: GenerateRequest
+    completion: Completion
+    server: Server
+    delivery: Delivery
+
+
 class Asked(Struct, frozen=True):
     """A request that was at a server from `started` until all asking ended, both Unix time in s."""
 
@@ -169,11 +180,12 @@ class Asking:
         self.in_flight: set[asyncio.Task[None]] = set()  # workers
         self.later: deque[_Job] = deque()  # turns of conversations on their way, before any new key
         self.ready: deque[_Job] = deque()  # of new keys
+        self.arrived: deque[_Arrival] = deque()  # not journalled yet
         self.landed: deque[tuple[_Job, Reply]] = deque()  # journalled, and neither judged nor counted yet
         self.following: set[asyncio.Task[None]] = set()  # what renders later turns
         self.beside: set[asyncio.Task[None]] = set()  # what runs as long as there is something to ask
+        self.deadlines = Deadlines()
         self.failure: BaseException | None = None
-        self.arrived = asyncio.Event()  # something has landed
         self.stirred = asyncio.Event()  # there may be something to ask or to end
         self.fleet = Fleet(lease, engine, self.server, show.progress)
         self.seen: set[str] = set()  # servers whose manifests are in the journal
@@ -194,7 +206,7 @@ class Asking:
         async with Session(self.lease.key) as self.session:
             self.fleet.start(self.session)
             self._begin(self.beside, self._tick())
-            self._begin(self.beside, self._finish())
+            self._begin(self.beside, self.deadlines.look(TICK))
             try:
                 await self._loop()
             finally:
@@ -202,6 +214,8 @@ class Asking:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                while self.arrived:
+                    self._journal_some()
         self._settle()
 
     async def _loop(self) -> None:
@@ -216,7 +230,7 @@ class Asking:
             await self._fill(jobs)
             self._employ()
             if self.exhausted and not (
-                self.in_flight or self.landed or self.following or self.later or self.ready
+                self.in_flight or self.arrived or self.landed or self.following or self.later or self.ready
             ):
                 self._raise_failures()
                 return
@@ -243,7 +257,7 @@ class Asking:
 
     def _ahead(self) -> int:
         """How many requests should be ready before their turn."""
-        return 0 if self._is_near() else min(BATCH, self.show.progress.allowance // AHEAD_SHARE)
+        return 0 if self._is_near() else min(2 * BATCH, self.show.progress.allowance // AHEAD_SHARE)
 
     def _is_near(self) -> bool:
         """Whether the next answers may fulfil the budget, so that each is to be known before more is asked."""
@@ -257,7 +271,7 @@ class Asking:
             return
         since = time.monotonic()
         while len(self.ready) < self._free() + ahead and not self._is_over():
-            while self.landed and self._is_near():
+            while (self.arrived or self.landed) and self._is_near():
                 self._finish_some()
             if (job := await anext(jobs, None)) is None:
                 return
@@ -430,7 +444,6 @@ class Asking:
                 attempt += 1
             else:
                 self.fleet.came(url, len(completion.output_ids))
-                self._see(server)
                 delivery = Delivery(
                     attempt=attempt + pushed_back,
                     server=server.id,
@@ -438,12 +451,7 @@ class Asking:
                     finished=time.time(),
                     usage=completion.usage,
                 )
-                reply = self._reply(job.request, ask, completion)
-                self.writer.append(Answered(reply=reply, delivery=delivery))
-                self.landed.append((job, reply))
-                self.arrived.set()
-                if len(self.landed) >= WAITING:  # before more is asked, since what waits is held in memory
-                    self._finish_some()
+                self._arrive(_Arrival(job, ask, completion, server, delivery))
                 return
         failed = Unanswered(request=job.request, status="failed", reason=cause)
         self.failures.append(_Failure(unit.index, failed, samples=1))
@@ -455,7 +463,7 @@ class Asking:
 
     async def _generate(self, url: str, ask: GenerateRequest) -> tuple[Server, Completion]:
         """One attempt at `url`, and who answered. Raises as Engine.generate does, and TimeoutError."""
-        async with asyncio.timeout(self._deadline(ask.sampling)):
+        with self.deadlines.within(self._deadline(ask.sampling)):
             await self.fleet.same_model(url)
             server = self.lease.server(url)  # one that is replaced breaks the request off
             return server, await self.engine.generate(self.session, url, ask)
@@ -530,25 +538,51 @@ class Asking:
 
     # --- what has come -----------------------------------------------------------------------------------------------
 
-    async def _finish(self) -> None:
-        """Judges and counts what has come and has waited long enough for others."""
-        while True:
-            await self.arrived.wait()
-            if self.in_flight:
-                await asyncio.sleep(LINGER)
-            self.arrived.clear()
-            while self.landed:
-                self._finish_some()
-                await asyncio.sleep(0)
+    def _arrive(self, arrival: _Arrival) -> None:
+        if not (self.arrived or self.landed):
+            asyncio.get_running_loop().call_soon(self._finish)
+        self.arrived.append(arrival)
+        while len(self.arrived) >= WAITING:  # before more is asked, since what waits is held in memory
+            self._finish_some()
+
+    def _finish(self) -> None:
+        """A step for what came before this turn of the event loop; the next one in the next turn, since others wait."""
+        try:
+            self._finish_some()
+        except Exception as failure:  # noqa: BLE001 (it ends the run)
+            self.failure = self.failure or failure
+            self.stirred.set()
+        if self.arrived or self.landed:
+            asyncio.get_running_loop().call_soon(self._finish)
 
     def _finish_some(self) -> None:
-        """Counts those that came first; not too many, since replies of other requests wait for all of them."""
-        jobs = tokens = 0
-        while self.landed and jobs < BATCH and tokens < BATCH_TOKENS:
-            job, reply = self.landed.popleft()
-            jobs, tokens = jobs + 1, tokens + len(reply.output_ids)
-            self._keep(job, reply)
+        """Judges and counts what was journalled last, or journals what has come."""
+        if not self.landed:
+            self._journal_some()
+            return
+        while self.landed:
+            self._keep(*self.landed.popleft())
         self.stirred.set()
+
+    def _journal_some(self) -> None:
+        """Journals those that came first, with one write, though one of them cannot be decoded; that is raised then."""
+        some: list[tuple[_Arrival, Reply]] = []
+        tokens = 0
+        failure: Exception | None = None
+        while self.arrived and len(some) < BATCH and tokens < BATCH_TOKENS:
+            arrival = self.arrived.popleft()
+            tokens += len(arrival.completion.output_ids)
+            try:
+                some.append((arrival, self._reply(arrival.job.request, arrival.ask, arrival.completion)))
+            except Exception as error:  # noqa: BLE001 (raised once what can be journalled is)
+                failure = error
+        for arrival, _ in some:
+            self._see(arrival.server)
+        for arrival, reply in some:
+            self.writer.append(Answered(reply=reply, delivery=arrival.delivery), soon=reply is some[-1][1])
+            self.landed.append((arrival.job, reply))
+        if failure is not None:
+            raise failure
 
     def _keep(self, job: _Job, reply: Reply) -> None:
         """Counts an answer that is in the journal, and goes on with its conversation."""
@@ -607,7 +641,8 @@ class Asking:
         while True:
             # Who wants no more lends the rest of the ceiling to others.
             more = self.budget.wants_more() and not self.exhausted
-            waiting = sum(map(len, (self.in_flight, self.landed, self.following, self.later, self.ready)))
+            queues = (self.in_flight, self.arrived, self.landed, self.following, self.later, self.ready)
+            waiting = sum(map(len, queues))
             demand = progress.planned - progress.done if more else waiting
             progress.in_flight = len(self.in_flight)
             await self.fleet.share(demand)

@@ -6,8 +6,8 @@ A journal is a folder of segments, one per writer. An entry is a label and a zst
     frame   one JSON line, checksummed
 
 so a segment can be indexed by hopping from label to label, and any zstd tool reads it as JSON lines. A killed process
-loses nothing that it had appended but what was not to be written soon; a power cut loses at most a second or 64 entries. Readers merge the segments in
-order and the first entry of a hash wins.
+loses nothing that it had appended but what was not to be written soon; a power cut loses at most a second or 256 entries.
+Readers merge the segments in order and the first entry of a hash wins.
 
 The first write after a sync begins with a mark, a label without a frame that says how far the segment was on disk; a
 segment that is closed or repaired ends with one. Damage before the last mark is an error. Behind it a power cut may leave
@@ -51,7 +51,7 @@ LABEL_SIZE = LABEL.size - 8
 LABEL_START = struct.pack("<II", LABEL_MAGIC, LABEL_SIZE)
 HASH_SIZE, PLACE_SIZE = 16, 8
 SCAN_BYTES = 1 << 18  # read at a time where labels are searched
-SYNC_SECONDS, SYNC_ENTRIES = 1.0, 64
+SYNC_SECONDS, SYNC_ENTRIES = 1.0, 256
 MOST_WAITING = 32  # entries that are not urgent, written together
 HEARTBEAT_STALE = 30.0  # seconds; only matters on file systems whose locks do not reach other hosts
 
@@ -348,7 +348,8 @@ class JournalWriter:
         self._fd: int | None = None
         self._end = self._synced = self._marked = 0  # bytes written, on disk, and told so by a mark
         self._unsynced = 0  # entries
-        self._waiting: list[bytes] = []  # entries that are written with the next
+        self._line = bytearray()  # an entry in JSON, always in the same memory, which stays in the caches
+        self._waiting: list[bytes] = []  # labels and frames that are written with the next
         self._trouble: OSError | None = None
         self._wake, self._closing = threading.Event(), False
 
@@ -403,24 +404,27 @@ class JournalWriter:
         """
         if self._trouble is not None:
             raise self._error("entries could not be synced", self._trouble)
-        frame = self._compressor.compress(self._encoder.encode(entry) + b"\n")
+        self._encoder.encode_into(entry, self._line)
+        self._line += b"\n"
+        frame = self._compressor.compress(self._line)
         label = LABEL.pack(
             LABEL_MAGIC, LABEL_SIZE, _KINDS[type(entry)], bytes.fromhex(_hash_of(entry)), len(frame)
         )
-        self._waiting.append(label + frame)
-        if soon or len(self._waiting) >= MOST_WAITING:
+        self._waiting += [label, frame]
+        if soon or len(self._waiting) >= 2 * MOST_WAITING:
             self._append_waiting()
 
     def _append_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []  # even if they cannot be written
-        synced = self._synced
-        mark = _mark(synced) if synced > self._marked else b""
+        entries, synced = len(waiting) // 2, self._synced
+        if synced > self._marked:
+            waiting.insert(0, _mark(synced))
         with self._writing("an entry"):
             if self._fd is None:
                 self._open_segment()
-            self._write(mark + b"".join(waiting))
+            self._write(b"".join(waiting))
         self._marked = synced
-        self._unsynced += len(waiting)
+        self._unsynced += entries
         if self._unsynced >= SYNC_ENTRIES:
             self._wake.set()
 

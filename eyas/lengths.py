@@ -31,10 +31,10 @@ class Ids(Sequence[int]):
             # A parser holds what it parsed last, so each has its own.
             parsed = Parser().parse(json)
             # It would flatten arrays inside.
-            if not isinstance(parsed, JsonArray) or json.count(b"[") != 1:
+            if not isinstance(parsed, JsonArray) or json.rfind(b"[") != json.find(b"["):
                 raise TypeError
             told = np.frombuffer(parsed.as_buffer(of_type="u"), np.uint64)
-            if told.size and told.max() >= ID_END:
+            if told.size and told[told.argmax()] >= ID_END:
                 raise TypeError
         except (ValueError, TypeError, RuntimeError):  # the last for numbers beyond 64 bits
             raise ValueError("no array of token ids") from None

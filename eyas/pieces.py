@@ -65,7 +65,7 @@ class Pieces:
         at = places(ids)[:count]
         sizes = self._sizes.take(at)
         text = self._text(at, sizes)
-        if text is None or not sizes.all():
+        if text is None or np.count_nonzero(sizes) < count:
             return self._decode_one_by_one(at.tolist(), total)
         lengths = self._lengths(at, text.isascii())
         return text, lengths if count == total else lengths + NOTHING

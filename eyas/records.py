@@ -133,15 +133,26 @@ class Response(Reply, frozen=True):
         ids = self.output_ids
         return self.output[: len(ids) - (bool(ids) and ids[-1] == self.finish.matched)]
 
+    @cached_property
+    def _own(self) -> tuple[frozenset[int], frozenset[int]]:
+        """End tokens and tokens of the tokenizer's own, and those of them in the output before what ended it."""
+        own = frozenset([*self.stop_ids, *self.added_tokens.values()])
+        return own, self._among(own)
+
+    def _among(self, tokens: frozenset[int]) -> frozenset[int]:
+        # Some configs name -1 where a model has no such token.
+        ids = [token for token in tokens if token >= 0]
+        if not ids:
+            return frozenset()
+        inner = self.inner
+        near = inner[(inner >= min(ids)) & (inner <= max(ids))]
+        return tokens.intersection(near.tolist())
+
     def holds(self, tokens: Iterable[int]) -> bool:
         """Whether one of `tokens` stands in the output, before what ended it."""
-        # Some configs name -1 where a model has no such token.
-        ids = {token for token in tokens if token >= 0}
-        if not ids:
-            return False
-        inner, least = self.inner, min(ids)
-        near = (inner >= least) & (inner <= max(ids))
-        return bool(near.any()) and not ids.isdisjoint(inner[near].tolist())
+        wanted = frozenset(tokens)
+        own, found = self._own  # what checks look for: searched once for all of them
+        return not wanted.isdisjoint(found if wanted <= own else self._among(wanted))
 
 
 class Delivery(Record, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections import deque
@@ -48,22 +47,6 @@ def test_a_tokenizer_whose_lengths_no_journal_could_hold_is_refused_before_anyth
         prepare(engine, lease, ModelConfig(id="m"), reasoning)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "first"), [([10] * 100, BATCH), ([BATCH_TOKENS - 1] * 9, 2), ([10 * BATCH_TOKENS] * 3, 1)]
-)
-def test_many_or_long_answers_are_not_judged_in_one_go(tokens: list[int], first: int) -> None:
-    """Replies of other requests would wait for all of them."""
-    asking = Asking.__new__(Asking)
-    kept: list[Any] = []
-    asking.landed = deque((at, SimpleNamespace(output_ids=[1] * count)) for at, count in enumerate(tokens))  # type: ignore[misc]
-    asking._keep = lambda job, _: kept.append(job)  # type: ignore[method-assign]
-    asking.stirred = asyncio.Event()
-    asking._finish_some()
-    assert kept == list(range(first))
-    assert len(asking.landed) == len(tokens) - first
-    assert asking.stirred.is_set()
-
-
 def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,7 +63,8 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     clock = itertools.chain([0.0] * 5, itertools.repeat(1.0))  # it stands back once, early on
     monkeypatch.setattr(eyas.asking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asking = Asking.__new__(Asking)
-    asking.ready, asking.landed, asking.in_flight, asking.exhausted = deque(), deque(), set(), False
+    asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
+    asking.arrived, asking.landed = deque(), deque()
     asking.following, asking.failure, asking.end = set(), None, math.inf
     asking.budget = Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
@@ -89,42 +73,111 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     asking._work = lambda job: job  # type: ignore[method-assign,assignment,return-value]
     asyncio.run(fill())
     assert sorted(asking.in_flight) == list(range(1, 161))  # type: ignore[type-var]
-    assert list(asking.ready) == list(range(161, 161 + 160 // AHEAD_SHARE))
+    assert list(asking.ready) == list(range(161, 161 + min(2 * BATCH, 160 // AHEAD_SHARE)))
 
 
-def test_a_server_faster_than_the_client_does_not_fill_the_memory() -> None:
-    """Answers are journalled as they come; those that nobody has had the time to judge are judged before the next request."""
+def arrival(number: int, tokens: int = 1) -> Any:
+    """An answer that repeats the token `number`."""
+    job = SimpleNamespace(request=f"{number:032x}")
+    completion = SimpleNamespace(output_ids=[number] * tokens)
+    return SimpleNamespace(job=job, ask=None, completion=completion, server=None, delivery=None)
 
-    async def free() -> str:
-        return "http://x"
 
-    async def generate(*_: Any) -> tuple[Any, Any]:
-        return SimpleNamespace(id="s"), SimpleNamespace(output_ids=[1], usage={})
+def finishing(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[int]], list[int]]:
+    """Asking whose answers are their first token; what it journals, by write, and what it counts."""
+    asking: Any = Asking.__new__(Asking)
+    writes: list[list[int]] = []
+    waiting: list[int] = []
+    counted: list[int] = []
 
-    async def answer() -> None:
-        asking.arrived = asyncio.Event()
-        await asking._answer(job)
+    def reply(_request: str, _ask: Any, completion: Any) -> Any:
+        if completion.output_ids[0] == 13:
+            raise EyasError("no id of this model")
+        return completion.output_ids[0]
 
-    asking = Asking.__new__(Asking)
-    journalled: list[Any] = []
-    job: Any = SimpleNamespace(request="0" * 32, sample=0, unit=SimpleNamespace(ids=[1]))
-    nothing: Any = SimpleNamespace(
-        free=free, asking=lambda *_: contextlib.nullcontext(), came=lambda *_: None, retries=0, sampling=None
+    def append(entry: Any, *, soon: bool) -> None:
+        waiting.append(entry.reply)
+        if soon:
+            writes.append(waiting[:])
+            waiting.clear()
+
+    monkeypatch.setattr(eyas.asking, "Answered", lambda **fields: SimpleNamespace(**fields))
+    asking._reply, asking._see = reply, lambda _: None
+    asking._keep = lambda _, answer: counted.append(answer)
+    asking.writer = SimpleNamespace(append=append)
+    asking.arrived, asking.landed, asking.failure = deque(), deque(), None
+    asking.stirred = asyncio.Event()
+    return asking, writes, counted
+
+
+def test_what_comes_together_is_journalled_with_one_write_and_then_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking, writes, counted = finishing(monkeypatch)
+
+    async def come() -> None:
+        for number in range(5):
+            asking._arrive(arrival(number))
+        assert (writes, counted) == ([], [])
+        await asyncio.sleep(0)
+        assert (writes, counted) == ([[*range(5)]], [])
+        asking._arrive(arrival(5))
+        await asyncio.sleep(0)
+        assert counted == [*range(5)] and asking.stirred.is_set()
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert (writes, counted) == ([[*range(5)], [5]], [*range(6)])
+
+    asyncio.run(come())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first"), [([10] * 100, BATCH), ([BATCH_TOKENS - 1] * 9, 2), ([10 * BATCH_TOKENS] * 3, 1)]
+)
+def test_many_or_long_answers_are_not_finished_in_one_go(
+    tokens: list[int], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies of other requests would wait for all of them."""
+    asking, writes, counted = finishing(monkeypatch)
+    asking.arrived.extend(arrival(100 + number, count) for number, count in enumerate(tokens))
+    asking._finish_some()
+    asking._finish_some()
+    assert writes == [[*range(100, 100 + first)]] and counted == writes[0]
+    assert len(asking.arrived) == len(tokens) - first
+
+
+def test_an_answer_that_cannot_be_decoded_ends_the_run_and_the_others_are_journalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking, writes, counted = finishing(monkeypatch)
+    numbers = [*range(11, 11 + BATCH + 2)]
+
+    async def come() -> None:
+        for number in numbers:
+            asking._arrive(arrival(number))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(come())
+    assert (
+        [one for write in writes for one in write]
+        == counted
+        == [number for number in numbers if number != 13]
     )
-    asking.fleet = asking.server = nothing
-    asking.plan = SimpleNamespace(settings=nothing)  # type: ignore[assignment]
-    asking._generate, asking._mean_output = generate, lambda: 1.0  # type: ignore[method-assign,assignment]
-    asking._see = lambda _: None  # type: ignore[method-assign]
-    asking._reply = lambda *_: "reply"  # type: ignore[method-assign,assignment,return-value]
-    asking.writer = SimpleNamespace(append=journalled.append)  # type: ignore[assignment]
-    asking._finish_some = lambda: most.append(len(asking.landed))  # type: ignore[method-assign]
-    asking.asked, asking.landed = {}, deque()
-    most: list[int] = []
-    for asked in range(1, WAITING + 1):
-        assert not most
-        asyncio.run(answer())
-        assert len(journalled) == asked
-    assert most == [WAITING]
+    assert str(asking.failure) == "no id of this model"
+
+
+def test_a_server_faster_than_the_client_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has had the time to finish is, before the next request."""
+    asking, writes, counted = finishing(monkeypatch)
+
+    async def come() -> None:
+        for number in range(100, 100 + 10 * WAITING):
+            asking._arrive(arrival(number))
+            assert len(asking.arrived) < WAITING and len(asking.landed) <= BATCH
+        assert len(writes) > 8 * WAITING / BATCH and len(counted) > 8 * WAITING
+
+    asyncio.run(come())
 
 
 def test_conversations_whose_next_turn_is_rendered_keep_their_place() -> None:
@@ -142,7 +195,8 @@ def test_requests_are_no_longer_rendered_once_something_has_failed() -> None:
             yield number
 
     asking = Asking.__new__(Asking)
-    asking.ready, asking.landed, asking.exhausted = deque(), deque(), False
+    asking.ready, asking.exhausted = deque(), False
+    asking.arrived, asking.landed = deque(), deque()
     asking.in_flight, asking.following = set(), set()
     asking.failure, asking.end, asking.budget = None, math.inf, Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]

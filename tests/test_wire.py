@@ -289,3 +289,52 @@ def test_a_server_that_takes_no_connection_is_given_up(monkeypatch: pytest.Monke
 
     with pytest.raises(ConnectionError, match=r"no connection within"):
         run(Server(), ask)
+
+
+def handed_out(count: int, monkeypatch: pytest.MonkeyPatch, together: float) -> list[int]:
+    """How many replies each turn of the event loop brings of so many that come at once."""
+    monkeypatch.setattr(eyas.wire, "TOGETHER", together)
+    turns: list[int] = []
+
+    async def come() -> None:
+        outlet, loop = eyas.wire._Outlet(), asyncio.get_running_loop()
+        replies = [loop.create_future() for _ in range(count)]
+        for reply in replies:
+            outlet.add(reply, Answer(200, b""))
+        seen = 0
+        while seen < count:
+            await asyncio.sleep(0)
+            done = sum(reply.done() for reply in replies)
+            turns.extend([done - seen] if done > seen else [])
+            seen = done
+
+    asyncio.run(asyncio.wait_for(come(), 10))
+    return turns
+
+
+def test_few_replies_are_handed_out_at_once_and_many_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = eyas.wire.MOST_TOGETHER
+    assert handed_out(3, monkeypatch, 60.0) == [3]
+    assert handed_out(2 * most, monkeypatch, 60.0) == [most, most]
+    assert handed_out(2 * most + 3, monkeypatch, 0.05) == [most, most, 3]
+
+
+def test_a_reply_soon_after_another_waits_for_company_and_not_for_long() -> None:
+    async def work() -> None:
+        outlet, loop = eyas.wire._Outlet(), asyncio.get_running_loop()
+
+        def come() -> asyncio.Future[Answer]:
+            reply: asyncio.Future[Answer] = loop.create_future()
+            outlet.add(reply, Answer(200, b""))
+            return reply
+
+        await come()
+        first, given_up = come(), come()
+        given_up.cancel()
+        await asyncio.sleep(0.005)
+        second = come()
+        assert not first.done()
+        await first
+        assert second.done()
+
+    asyncio.run(asyncio.wait_for(work(), 10))

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from eyas.engines.http import PROXY_STATUS
 from eyas.errors import EyasError
@@ -58,7 +58,7 @@ class _MetaWithLogprobs(_Meta):
 
 class _Generated(Struct):
     meta_info: _Meta
-    output_ids: msgspec.Raw = msgspec.Raw(b"null")
+    output_ids: msgspec.Raw | UnsetType = UNSET
 
 
 class _GeneratedWithLogprobs(Struct):
@@ -66,6 +66,7 @@ class _GeneratedWithLogprobs(Struct):
 
 
 _decoder = msgspec.json.Decoder(_Generated)
+_IDS = b',"output_ids":['  # in JSON nothing but a key, whatever the answer's text spells
 _logprobs_decoder = msgspec.json.Decoder(_GeneratedWithLogprobs)
 
 
@@ -126,12 +127,19 @@ def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, bytes | list[int
             meta = _logprobs_decoder.decode(body).meta_info
             logprobs = meta.output_token_logprobs
             return meta, None if logprobs is None else [token for _, token, _ in logprobs]
+        begin = body.find(_IDS)
+        end = body.find(b"]", begin) + 1
+        if begin >= 0 and end:
+            # Each id would be read here to find where they end, and once more to know it.
+            reply = _decoder.decode(body[:begin] + body[end:])
+            if reply.output_ids is UNSET:
+                return reply.meta_info, body[begin + len(_IDS) - 1 : end]
         reply = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _strange(error) from None
     except msgspec.DecodeError:
         raise Retry("reply cut short") from None
-    told = bytes(reply.output_ids)
+    told = b"null" if reply.output_ids is UNSET else bytes(reply.output_ids)
     return reply.meta_info, None if told == b"null" else told
 
 
