@@ -22,7 +22,7 @@ CONNECT_TIMEOUT = 30.0  # s
 FIXED = "Content-Type: application/json\r\n"
 KEPT = 3.0  # s that an idle connection is used again; uvicorn closes its own after 5
 # Replies are handed out once so many wait, and otherwise so many seconds after the last ones were; never sooner than APART.
-MOST_TOGETHER, TOGETHER, APART = 32, 0.05, 0.005
+MOST_TOGETHER, TOGETHER, APART = 32, 0.02, 0.005
 
 
 class Answer(NamedTuple):
