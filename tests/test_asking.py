@@ -202,3 +202,27 @@ def test_requests_are_no_longer_rendered_once_something_has_failed() -> None:
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
     asyncio.run(asking._fill(jobs()))
     assert list(asking.ready) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("asks_server", "refusal", "soon"),
+    [(False, None, False), (False, "no such role", True), (True, None, True)],
+)
+def test_a_rendering_waits_for_the_next_answer_unless_it_is_dear_or_there_will_be_none(
+    asks_server: bool, refusal: str | None, soon: bool
+) -> None:
+    async def certain(_: str) -> None:
+        pass
+
+    asking: Any = Asking.__new__(Asking)
+    written: list[bool] = []
+    prompt = SimpleNamespace(messages=[], tools=[])
+    asking.lease = SimpleNamespace(urls=["http://x"])
+    asking.server, asking.failure = SimpleNamespace(retries=0), None
+    asking.fleet = SimpleNamespace(certain=certain, raise_failures=lambda: None)
+    asking.tokenizer = SimpleNamespace(asks_server=asks_server)
+    asking.plan = SimpleNamespace(unit=lambda *_: "unit")
+    asking.writer = SimpleNamespace(append=lambda _, *, soon: written.append(soon))
+    asking._render = lambda _: SimpleNamespace(refusal=refusal)
+    assert asyncio.run(asking._rendered(SimpleNamespace(prompt=prompt, index=0, turn=0))) == "unit"
+    assert written == [soon]

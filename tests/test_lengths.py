@@ -73,20 +73,24 @@ def test_they_are_journalled_on_one_line_as_they_came(tmp_path: Path) -> None:
     assert found.reply == reply
 
 
-def test_the_audit_keeps_the_same_of_them_as_of_a_list(tmp_path: Path) -> None:
+def test_the_audit_keeps_the_same_of_them_as_of_a_list() -> None:
     reply = answered("a").reply
     listed, told = (replace(reply, output_ids=ids) for ids in ([5, 6, 7, 8, 9], Ids(b"[5, 6,7,8,9]")))
     split = Split("closed", 2)
     assert AuditAnswer.of("k", told, split) == AuditAnswer.of("k", listed, split)
 
 
-@given(IDS, st.sets(st.integers(-1, 300), max_size=3))
-def test_what_an_answer_holds_is_told_alike(ids: list[int], tokens: set[int]) -> None:
-    reply = answered("a").reply
+@given(IDS, st.sets(st.integers(-1, 30), max_size=3), st.lists(st.integers(0, 30), max_size=9))
+def test_what_an_answer_holds_is_told_alike(ids: list[int], tokens: set[int], own: list[int]) -> None:
+    """Whatever the tokens: the tokenizer's own, end tokens, others, or some of each."""
+    ids += [0, 7, 30][: len(tokens)]
+    added = {str(token): token for token in own[1:]}
+    reply = replace(answered("a").reply, stop_ids=own[:1], added_tokens=added)
     listed, told = (
         place(replace(reply, output_ids=some), "k", 0, 0) for some in (ids, Ids(msgspec.json.encode(ids)))
     )
-    assert listed.holds(tokens) == told.holds(tokens) == (not tokens.isdisjoint([*listed.inner.tolist()]))
+    for wanted in (tokens, set(own), tokens & set(own)):
+        assert listed.holds(wanted) == told.holds(wanted) == (not wanted.isdisjoint(listed.inner.tolist()))
 
 
 def test_nothing_else_than_ids_is_journalled_in_their_place(tmp_path: Path) -> None:

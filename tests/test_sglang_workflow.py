@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_sglang import VOCABULARY, make_model
@@ -19,14 +20,8 @@ pytestmark = [pytest.mark.workflow, pytest.mark.fault]
 ROWS = {"alpha": 70, "beta": 50}
 
 
-@pytest.mark.parametrize("version", ["0.5.23", "0.4.10"])
-def test_ids_at_the_socket_are_the_training_rows_and_every_prompt_is_accounted_for(
-    tmp_path: Path, version: str
-) -> None:
-    run = Run(tmp_path, ROWS)
-    record, faults = tmp_path / "socket", tmp_path / "faults"
-    model = make_model(tmp_path / "byte-reasoner")
-    run.config["model"] = {
+def model_section(model: Path) -> dict[str, Any]:
+    return {
         "id": "org/byte-reasoner",
         "tokenizer": model.name,
         "kv_dtype": "bf16",
@@ -34,6 +29,16 @@ def test_ids_at_the_socket_are_the_training_rows_and_every_prompt_is_accounted_f
         "tools": "system",
         "reasoning": {"name": "tags", "opened_by_prompt": True, "single_token": True},
     }
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.4.10"])
+def test_ids_at_the_socket_are_the_training_rows_and_every_prompt_is_accounted_for(
+    tmp_path: Path, version: str
+) -> None:
+    run = Run(tmp_path, ROWS)
+    record, faults = tmp_path / "socket", tmp_path / "faults"
+    model = make_model(tmp_path / "byte-reasoner")
+    run.config["model"] = model_section(model)
     arguments = (
         "--context",
         "2048",
@@ -85,3 +90,19 @@ def test_ids_at_the_socket_are_the_training_rows_and_every_prompt_is_accounted_f
         assert len({one["seed"] for one in sent}) >= sum(ROWS.values()), "each request has a seed of its own"
     (server,) = json.loads((tmp_path / "results" / "alpha" / "servers.json").read_text()).values()
     assert server["engine_version"].startswith(f"sglang {version}")
+
+
+def test_the_drift_audit_sees_whole_rounds(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"alpha": 60})
+    model = make_model(tmp_path / "byte-reasoner")
+    run.config["model"] = model_section(model)
+    run.config["audit"] = {"prompts": 2, "minutes": 0.005}
+    with serving(model, "--context", "2048", "--max-running", "4", "--delay", "0.05") as url:
+        run.config["server"] = {"engine": {"name": "sglang"}, "url": url, "concurrency": 4}
+        run.config["plugins"] = []
+        run.save()
+        run.snakemake("results/alpha/responses.jsonl.zst")
+    rounds = [
+        json.loads(line) for line in (tmp_path / "logs/generate/alpha.audit.jsonl").read_text().splitlines()
+    ]
+    assert len(rounds) > 1 and all(len(one["answers"]) == 2 for one in rounds), rounds
