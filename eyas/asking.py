@@ -186,6 +186,8 @@ class Asking:
         self.beside: set[asyncio.Task[None]] = set()  # what runs as long as there is something to ask
         self.deadlines = Deadlines()
         self.failure: BaseException | None = None
+        self.step: asyncio.Handle | None = None  # the next one for what has come
+        self.closing = False
         self.stirred = asyncio.Event()  # there may be something to ask or to end
         self.fleet = Fleet(lease, engine, self.server, show.progress)
         self.seen: set[str] = set()  # servers whose manifests are in the journal
@@ -210,12 +212,21 @@ class Asking:
             try:
                 await self._loop()
             finally:
+                self.closing = True
+                if self.step is not None:
+                    self.step.cancel()
+                # What has come is not lost, even if nobody wants more.
+                self.session.hand_out()
+                await asyncio.sleep(0)
                 tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                while self.arrived:
-                    self._journal_some()
+                try:
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                finally:
+                    self._journal_all()
+        if self.failure is not None:
+            raise self.failure
         self._settle()
 
     async def _loop(self) -> None:
@@ -238,7 +249,7 @@ class Asking:
 
     def _is_over(self) -> bool:
         """Whether nothing more is to be asked."""
-        return bool(self.failure) or self.budget.reached or time.monotonic() > self.end
+        return self.closing or bool(self.failure) or self.budget.reached or time.monotonic() > self.end
 
     def _begin(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         """Lets `work` run beside the rest, in `tasks` until it ends; an error in it ends the run."""
@@ -539,21 +550,24 @@ class Asking:
     # --- what has come -----------------------------------------------------------------------------------------------
 
     def _arrive(self, arrival: _Arrival) -> None:
-        if not (self.arrived or self.landed):
-            asyncio.get_running_loop().call_soon(self._finish)
         self.arrived.append(arrival)
         while len(self.arrived) >= WAITING:  # before more is asked, since what waits is held in memory
             self._finish_some()
+        self._finish_soon()
+
+    def _finish_soon(self) -> None:
+        if self.step is None and (self.arrived or self.landed) and not self.closing:
+            self.step = asyncio.get_running_loop().call_soon(self._finish)
 
     def _finish(self) -> None:
         """A step for what came before this turn of the event loop; the next one in the next turn, since others wait."""
+        self.step = None
         try:
             self._finish_some()
         except Exception as failure:  # noqa: BLE001 (it ends the run)
             self.failure = self.failure or failure
             self.stirred.set()
-        if self.arrived or self.landed:
-            asyncio.get_running_loop().call_soon(self._finish)
+        self._finish_soon()
 
     def _finish_some(self) -> None:
         """Judges and counts what was journalled last, or journals what has come."""
@@ -565,24 +579,35 @@ class Asking:
         self.stirred.set()
 
     def _journal_some(self) -> None:
-        """Journals those that came first, with one write, though one of them cannot be decoded; that is raised then."""
-        some: list[tuple[_Arrival, Reply]] = []
+        """Journals those that came first, with one write, although one of them may fail; that is raised then."""
+        replies: list[tuple[_Arrival, Reply]] = []
         tokens = 0
         failure: Exception | None = None
-        while self.arrived and len(some) < BATCH and tokens < BATCH_TOKENS:
+        while self.arrived and len(replies) < BATCH and tokens < BATCH_TOKENS:
             arrival = self.arrived.popleft()
             tokens += len(arrival.completion.output_ids)
             try:
-                some.append((arrival, self._reply(arrival.job.request, arrival.ask, arrival.completion)))
-            except Exception as error:  # noqa: BLE001 (raised once what can be journalled is)
-                failure = error
-        for arrival, _ in some:
-            self._see(arrival.server)
-        for arrival, reply in some:
-            self.writer.append(Answered(reply=reply, delivery=arrival.delivery), soon=reply is some[-1][1])
-            self.landed.append((arrival.job, reply))
+                replies.append((arrival, self._reply(arrival.job.request, arrival.ask, arrival.completion)))
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = failure or error
+        for arrival, reply in replies:
+            try:
+                self._see(arrival.server)
+                self.writer.append(Answered(reply=reply, delivery=arrival.delivery), soon=False)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = failure or error
+        self.writer.flush()
         if failure is not None:
             raise failure
+        self.landed.extend((arrival.job, reply) for arrival, reply in replies)
+
+    def _journal_all(self) -> None:
+        """At the end, whatever has come; what fails is told unless something else ends the run."""
+        while self.arrived:
+            try:
+                self._journal_some()
+            except Exception as error:  # noqa: BLE001 (raised by `run`)
+                self.failure = self.failure or error
 
     def _keep(self, job: _Job, reply: Reply) -> None:
         """Counts an answer that is in the journal, and goes on with its conversation."""

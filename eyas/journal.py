@@ -1,12 +1,13 @@
-"""The journal: finished responses, appended one by one and never rewritten. The expensive part of a run.
+"""The journal: finished responses, appended and never rewritten. The expensive part of a run.
 
-A journal is a folder of segments, one per writer. An entry is a label and a zstd frame, appended by one write:
+A journal is a folder of segments, one per writer. An entry is a label and a zstd frame, appended by one write, alone or with
+others:
 
     label   a zstd skippable frame (RFC 8878, 3.1.2): kind, hash, length of the frame that follows
     frame   one JSON line, checksummed
 
 so a segment can be indexed by hopping from label to label, and any zstd tool reads it as JSON lines. A killed process
-loses nothing that it had appended but what was not to be written soon; a power cut loses at most a second or 256 entries.
+loses nothing that it had appended but what was not to be written soon; a power cut loses a second, or some 256 entries.
 Readers merge the segments in order and the first entry of a hash wins.
 
 The first write after a sync begins with a mark, a label without a frame that says how far the segment was on disk; a
@@ -348,7 +349,7 @@ class JournalWriter:
         self._fd: int | None = None
         self._end = self._synced = self._marked = 0  # bytes written, on disk, and told so by a mark
         self._unsynced = 0  # entries
-        self._line = bytearray()  # an entry in JSON, always in the same memory, which stays in the caches
+        self._line = bytearray()  # an entry in JSON, in memory that is used again and stays in the caches
         self._waiting: list[bytes] = []  # labels and frames that are written with the next
         self._trouble: OSError | None = None
         self._wake, self._closing = threading.Event(), False
@@ -412,6 +413,11 @@ class JournalWriter:
         )
         self._waiting += [label, frame]
         if soon or len(self._waiting) >= 2 * MOST_WAITING:
+            self._append_waiting()
+
+    def flush(self) -> None:
+        """Writes what waits. Raises as `append`."""
+        if self._waiting:
             self._append_waiting()
 
     def _append_waiting(self) -> None:

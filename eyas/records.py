@@ -146,11 +146,17 @@ class Response(Reply, frozen=True):
             return frozenset()
         inner = self.inner
         near = inner[(inner >= min(ids)) & (inner <= max(ids))]
+        if len(near) > 64:  # the tokens lie far apart
+            from numpy import isin
+
+            near = near[isin(near, ids)]
         return tokens.intersection(near.tolist())
 
     def holds(self, tokens: Iterable[int]) -> bool:
         """Whether one of `tokens` stands in the output, before what ended it."""
         wanted = frozenset(tokens)
+        if not wanted:
+            return False
         own, found = self._own  # what checks look for: searched once for all of them
         return not wanted.isdisjoint(found if wanted <= own else self._among(wanted))
 

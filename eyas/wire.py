@@ -8,7 +8,9 @@ cookies, no proxies and no compression, none of which stands between a client an
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
+import sys
 import time
 from base64 import b64encode
 from collections import deque
@@ -75,7 +77,7 @@ class _Outlet:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[asyncio.Future[Answer], Answer]] = deque()
-        self._last = 0.0  # when some were handed out, in the loop's time
+        self._last = -math.inf  # when some were handed out, in the loop's time
         self._next: asyncio.TimerHandle | None = None
 
     def add(self, reply: asyncio.Future[Answer], answer: Answer) -> None:
@@ -87,16 +89,20 @@ class _Outlet:
         if self._next is not None:
             self._next.cancel()
         wait = TOGETHER if len(self._waiting) < MOST_TOGETHER else APART
-        self._next = asyncio.get_running_loop().call_at(self._last + wait, self._hand_out)
+        loop = asyncio.get_running_loop()
+        self._next = loop.call_later(max(0.0, self._last + wait - loop.time()), self._in_time)
 
-    def _hand_out(self) -> None:
+    def _in_time(self) -> None:
         self._last, self._next = asyncio.get_running_loop().time(), None
-        for _ in range(min(len(self._waiting), MOST_TOGETHER)):
+        self.hand_out(MOST_TOGETHER)
+        if self._waiting:
+            self._set()
+
+    def hand_out(self, most: int) -> None:
+        for _ in range(min(len(self._waiting), most)):
             reply, answer = self._waiting.popleft()
             if not reply.done():
                 reply.set_result(answer)
-        if self._waiting:
-            self._set()
 
 
 class _Connection(asyncio.Protocol):
@@ -189,7 +195,8 @@ class _Connection(asyncio.Protocol):
 
 
 class Session:
-    """Requests to any number of servers. Connections are kept, used again for a few seconds, and closed at the end."""
+    """Requests to any number of servers, on one event loop. Connections are kept, used again for a few seconds, and closed at
+    the end."""
 
     def __init__(self, key: str | None = None) -> None:
         """key: sent as a bearer token with every request, unless its URL has a login."""
@@ -205,6 +212,10 @@ class Session:
             while pool:
                 pool.pop().close()
 
+    def hand_out(self) -> None:
+        """Hands out all replies that have come, to whom they are for; for one who ends."""
+        self._outlet.hand_out(sys.maxsize)
+
     async def get(self, url: str) -> Answer:
         """Raises OSError if no whole reply comes, never TimeoutError; EyasError if the address is none."""
         return await self._ask("GET", url, b"")
@@ -218,10 +229,12 @@ class Session:
         connection = self._kept(address) or await self._connect(address)
         login = f"Authorization: Basic {address.login}\r\n" if address.login else self._bearer
         head = f"{method} {address.target} HTTP/1.1\r\nHost: {address.named}\r\n{login}{FIXED}Content-Length: {len(body)}\r\n\r\n"
+        reply = connection.ask(head.encode() + body)
         try:
-            return await connection.ask(head.encode() + body)
+            return await reply
         except BaseException:
-            connection.close()
+            if connection.reply is reply:  # else it has come, and the connection is idle or another's
+                connection.close()
             raise
 
     def _kept(self, address: _Address) -> _Connection | None:

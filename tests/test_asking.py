@@ -64,7 +64,7 @@ def test_all_who_may_ask_have_something_to_however_long_rendering_takes(
     monkeypatch.setattr(eyas.asking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asking = Asking.__new__(Asking)
     asking.ready, asking.in_flight, asking.exhausted = deque(), set(), False
-    asking.arrived, asking.landed = deque(), deque()
+    asking.arrived, asking.landed, asking.closing = deque(), deque(), False
     asking.following, asking.failure, asking.end = set(), None, math.inf
     asking.budget = Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]
@@ -90,22 +90,26 @@ def finishing(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[int]], li
     waiting: list[int] = []
     counted: list[int] = []
 
+    def flush() -> None:
+        writes.append(waiting[:])
+        waiting.clear()
+
     def reply(_request: str, _ask: Any, completion: Any) -> Any:
         if completion.output_ids[0] == 13:
             raise EyasError("no id of this model")
         return completion.output_ids[0]
 
     def append(entry: Any, *, soon: bool) -> None:
+        if entry.reply == 17:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no character")
         waiting.append(entry.reply)
-        if soon:
-            writes.append(waiting[:])
-            waiting.clear()
 
     monkeypatch.setattr(eyas.asking, "Answered", lambda **fields: SimpleNamespace(**fields))
     asking._reply, asking._see = reply, lambda _: None
     asking._keep = lambda _, answer: counted.append(answer)
-    asking.writer = SimpleNamespace(append=append)
+    asking.writer = SimpleNamespace(append=append, flush=flush)
     asking.arrived, asking.landed, asking.failure = deque(), deque(), None
+    asking.step, asking.closing = None, False
     asking.stirred = asyncio.Event()
     return asking, writes, counted
 
@@ -146,25 +150,50 @@ def test_many_or_long_answers_are_not_finished_in_one_go(
     assert len(asking.arrived) == len(tokens) - first
 
 
-def test_an_answer_that_cannot_be_decoded_ends_the_run_and_the_others_are_journalled(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("closing", [False, True], ids=["while asking", "at the end"])
+def test_answers_that_cannot_be_journalled_end_the_run_and_the_others_are(
+    closing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One cannot be decoded, one cannot be written."""
     asking, writes, counted = finishing(monkeypatch)
-    numbers = [*range(11, 11 + BATCH + 2)]
+    numbers = [*range(11, 11 + 3 * BATCH + 2)]
+    asking.closing = closing
 
     async def come() -> None:
         for number in numbers:
             asking._arrive(arrival(number))
-        for _ in range(5):
+        if closing:
+            asking._journal_all()
+        for _ in range(20):
             await asyncio.sleep(0)
 
     asyncio.run(come())
-    assert (
-        [one for write in writes for one in write]
-        == counted
-        == [number for number in numbers if number != 13]
-    )
-    assert str(asking.failure) == "no id of this model"
+    journalled = [one for write in writes for one in write]
+    assert journalled == [number for number in numbers if number not in (13, 17)]
+    assert str(asking.failure) == "no id of this model", "the first that failed"
+    assert set(counted) <= set(journalled) and not (closing and counted)
+
+
+def test_one_step_at_a_time_however_much_is_finished_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, _, _ = finishing(monkeypatch)
+    steps: list[None] = []
+    finish = asking._finish_some
+
+    def finish_some() -> None:
+        steps.append(None)
+        finish()
+
+    async def come() -> None:
+        for number in range(100, 105):
+            asking._arrive(arrival(number))
+            asking._finish_some()  # as near a budget
+            asking._finish_some()
+        asking._arrive(arrival(105))
+        asking._finish_some = finish_some
+        await asyncio.sleep(0)
+        assert len(steps) == 1
+
+    asyncio.run(come())
 
 
 def test_a_server_faster_than_the_client_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +225,7 @@ def test_requests_are_no_longer_rendered_once_something_has_failed() -> None:
 
     asking = Asking.__new__(Asking)
     asking.ready, asking.exhausted = deque(), False
-    asking.arrived, asking.landed = deque(), deque()
+    asking.arrived, asking.landed, asking.closing = deque(), deque(), False
     asking.in_flight, asking.following = set(), set()
     asking.failure, asking.end, asking.budget = None, math.inf, Budget(None, 1)
     asking.show = SimpleNamespace(progress=SimpleNamespace(allowance=160))  # type: ignore[assignment]

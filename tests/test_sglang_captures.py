@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eyas.config import ModelConfig
-from eyas.engines import sglang_manifest
+from eyas.engines import sglang_manifest, sglang_replies
 from eyas.engines.sglang_replies import (
     Busy,
     TooLong,
@@ -558,3 +558,48 @@ def test_the_paths_of_every_version_lead_to_its_manifest(
     replay = Replay(dict(zip(paths, names, strict=True)))
     info = sglang_manifest.read_info(replay)  # type: ignore[arg-type]
     assert sglang_manifest.manifest(info, None)["engine_version"] == f"sglang {version}"
+
+
+META = b'"meta_info":{"finish_reason":{"type":"stop","matched":2},"x":[1]}'
+BODIES = {
+    "usual": b'{"text":"a","output_ids":[1,2],' + META + b"}",
+    "first": b'{"output_ids":[1,2],' + META + b"}",
+    "last": b"{" + META + b',"output_ids":[1,2]}',
+    "spelt in the text": b'{"text":",\\"output_ids\\":[7]","output_ids":[1,2],' + META + b"}",
+    "spaced": b'{"text": "a", "output_ids": [1, 2], ' + META + b"}",
+    "broken lines": b'{"text":"a","output_ids":[1,\n2],' + META + b"}",
+    "twice": b'{"text":"a","output_ids":[5],"output_ids":[1,2],' + META + b"}",
+    "twice, then null": b'{"text":"a","output_ids":[1,2],"output_ids":null,' + META + b"}",
+    "nested only": b'{"text":"a","y":{"x":1,"output_ids":[1,2]},' + META + b"}",
+    "nested before": b'{"text":"a","y":{"x":1,"output_ids":[9,2]},"output_ids":[1,2],' + META + b"}",
+    "in a list": b'{"text":"a","y":[{"x":1,"output_ids":[1,2]}],' + META + b"}",
+    "none": b'{"text":"a",' + META + b"}",
+    "empty": b'{"text":"a","output_ids":[],' + META + b"}",
+    "of arrays": b'{"text":"a","output_ids":[[1],[2]],' + META + b"}",
+    "of texts": b'{"text":"a","output_ids":["]",2],' + META + b"}",
+    "of fractions": b'{"text":"a","output_ids":[1.5,2],' + META + b"}",
+    "negative": b'{"text":"a","output_ids":[-1,2],' + META + b"}",
+    "corrupt": b'{"text":"a","output_ids":[1,,2],' + META + b"}",
+    "corrupt number": b'{"text":"a","output_ids":[01,2],' + META + b"}",
+    "cut short in the ids": b'{"text":"a","output_ids":[1,2',
+    "cut short behind them": b'{"text":"a","output_ids":[1,2],"meta_info":{"fin',
+    "no JSON before": b'{"text":"x,"output_ids":[1,2]",' + META + b"}",
+    "no JSON between": b'{,"output_ids":[1,2]' + META + b"}",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_ids_that_are_cut_out_of_a_reply_are_those_of_the_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> Any:
+        try:
+            found = sglang_replies.read_completion(200, BODIES[name], 10)
+            return [*found.output_ids], found.finish, sglang_replies.has_ids(BODIES[name])
+        except Exception as error:  # noqa: BLE001 (compared)
+            return type(error), str(error)
+
+    cut = read()
+    monkeypatch.setattr(sglang_replies, "_IDS", b"\0")  # which no JSON has
+    assert cut == read()
+    assert cut[0] == [1, 2] or name not in ("usual", "first", "last", "spelt in the text", "twice")

@@ -319,7 +319,11 @@ def test_few_replies_are_handed_out_at_once_and_many_some_at_a_time(monkeypatch:
     assert handed_out(2 * most + 3, monkeypatch, 0.05) == [most, most, 3]
 
 
-def test_a_reply_soon_after_another_waits_for_company_and_not_for_long() -> None:
+def test_a_reply_soon_after_another_waits_for_company_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eyas.wire, "TOGETHER", 0.5)
+
     async def work() -> None:
         outlet, loop = eyas.wire._Outlet(), asyncio.get_running_loop()
 
@@ -338,3 +342,33 @@ def test_a_reply_soon_after_another_waits_for_company_and_not_for_long() -> None
         assert second.done()
 
     asyncio.run(asyncio.wait_for(work(), 10))
+
+
+def test_who_gives_up_a_reply_that_has_come_does_not_break_off_the_next_request() -> None:
+    server = Server([WHOLE], [WHOLE], [b"HTTP/1.1 200 OK\r\n", b"Content-Length: 2\r\n", b"\r\nok"])
+
+    async def work(session: Session, url: str) -> Answer:
+        await session.get(url)
+        given_up = asyncio.create_task(session.get(url))
+        while not session._outlet._waiting:  # noqa: ASYNC110 (soon after the one before, so it waits)
+            await asyncio.sleep(0)
+        following = asyncio.create_task(session.get(url))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        return await following
+
+    assert run(server, work) == Answer(200, b"ok")
+    assert server.connections == 1
+
+
+def test_at_the_end_all_that_has_come_is_handed_out() -> None:
+    async def work() -> None:
+        session, loop = Session(), asyncio.get_running_loop()
+        replies = [loop.create_future() for _ in range(3 * eyas.wire.MOST_TOGETHER)]
+        for reply in replies:
+            session._outlet.add(reply, Answer(200, b""))
+        session.hand_out()
+        assert all(reply.done() for reply in replies)
+        await asyncio.sleep(0.05)  # what was to hand them out finds nothing to do
+
+    asyncio.run(work())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from eyas.engines.http import PROXY_STATUS
 from eyas.errors import EyasError
@@ -58,7 +59,7 @@ class _MetaWithLogprobs(_Meta):
 
 class _Generated(Struct):
     meta_info: _Meta
-    output_ids: msgspec.Raw | UnsetType = UNSET
+    output_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _GeneratedWithLogprobs(Struct):
@@ -66,7 +67,8 @@ class _GeneratedWithLogprobs(Struct):
 
 
 _decoder = msgspec.json.Decoder(_Generated)
-_IDS = b',"output_ids":['  # in JSON nothing but a key, whatever the answer's text spells
+# In JSON nothing but a key, whatever the answer's text spells; and what is put in place of it and its ids.
+_IDS, _NO_IDS = b',"output_ids":[', b',"output_ids":0'
 _logprobs_decoder = msgspec.json.Decoder(_GeneratedWithLogprobs)
 
 
@@ -88,7 +90,7 @@ def read_completion(
         raise Retry(f"aborted: {reason.message}")
     if reason.matched == NAN:
         raise Retry(f"numerical failure: {NAN}")
-    ids = _ids(told)  # not before: what failed may have any
+    ids = _ids(told, body)  # not before: what failed may have any
     if not ids:
         raise Retry("token ids lost")
     if reason.type == "length" and reason.length is not None:
@@ -131,19 +133,20 @@ def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, bytes | list[int
         end = body.find(b"]", begin) + 1
         if begin >= 0 and end:
             # Each id would be read here to find where they end, and once more to know it.
-            reply = _decoder.decode(body[:begin] + body[end:])
-            if reply.output_ids is UNSET:
-                return reply.meta_info, body[begin + len(_IDS) - 1 : end]
+            with suppress(msgspec.DecodeError):
+                reply = _decoder.decode(body[:begin] + _NO_IDS + body[end:])
+                if bytes(reply.output_ids) == b"0":  # else those were another object's
+                    return reply.meta_info, body[begin + len(_IDS) - 1 : end]
         reply = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _strange(error) from None
     except msgspec.DecodeError:
         raise Retry("reply cut short") from None
-    told = b"null" if reply.output_ids is UNSET else bytes(reply.output_ids)
+    told = bytes(reply.output_ids)
     return reply.meta_info, None if told == b"null" else told
 
 
-def _ids(told: bytes | list[int] | None) -> Sequence[int] | None:
+def _ids(told: bytes | list[int] | None, body: bytes) -> Sequence[int] | None:
     if not isinstance(told, bytes):
         return told
     from eyas.lengths import Ids
@@ -151,6 +154,10 @@ def _ids(told: bytes | list[int] | None) -> Sequence[int] | None:
     try:
         return Ids(told)
     except ValueError as error:
+        try:
+            msgspec.json.decode(body, type=msgspec.Raw)
+        except msgspec.DecodeError:
+            raise Retry("reply cut short") from None
         raise _strange(error) from None
 
 
