@@ -167,7 +167,8 @@ class Asking:
         self.audit = lookout.audit
         self.end = time.monotonic() + seconds
         self.asked: dict[str, Asked] = {}  # what is at a server, by request
-        self.unfinished: list[Asked] = []
+        self.stopped: float | None = None  # when there was no more time, Unix time in s
+        self.unfinished: list[Asked] = []  # what was at a server then, and has not come since
         self.tokenizer, self.renderer = prepare(engine, lease, plan.settings.model, plan.reasoning)
         self.added = {token: text for text, token in self.tokenizer.added_tokens.items()}
         self.own = frozenset(self.added)
@@ -209,25 +210,34 @@ class Asking:
             self.fleet.start(self.session)
             self._begin(self.beside, self._tick())
             self._begin(self.beside, self.deadlines.look(TICK))
+            failure = None
             try:
                 await self._loop()
             finally:
-                self.closing = True
-                if self.step is not None:
-                    self.step.cancel()
-                # What has come is not lost, even if nobody wants more.
-                self.session.hand_out()
-                await asyncio.sleep(0)
-                tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
-                for task in tasks:
-                    task.cancel()
-                try:
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                finally:
-                    self._journal_all()
-        if self.failure is not None:
-            raise self.failure
+                failure = await self._close()
+        if failure is not None:
+            raise failure
         self._settle()
+
+    async def _close(self) -> Exception | None:
+        """Ends all that runs, and journals what has come, though nobody wants more of it. Gives back what failed in that."""
+        self.closing = True
+        if self.step is not None:
+            self.step.cancel()
+        try:
+            self.session.hand_out()
+            await asyncio.sleep(0)
+        finally:
+            if self.stopped is not None:
+                self.unfinished = [replace(one, ended=self.stopped) for one in self.asked.values()]
+            tasks = [*self.in_flight, *self.following, *self.beside, *self.fleet.tasks()]
+            for task in tasks:
+                task.cancel()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                failure = self._journal_all()
+        return failure
 
     async def _loop(self) -> None:
         jobs = self._jobs()
@@ -235,8 +245,7 @@ class Asking:
             self.stirred.clear()
             self._raise_failures()
             if self._is_over():
-                now = time.time()
-                self.unfinished = [replace(one, ended=now) for one in self.asked.values()]
+                self.stopped = time.time()
                 return
             await self._fill(jobs)
             self._employ()
@@ -590,9 +599,13 @@ class Asking:
                 replies.append((arrival, self._reply(arrival.job.request, arrival.ask, arrival.completion)))
             except Exception as error:  # noqa: BLE001 (raised below)
                 failure = failure or error
+        for server in {arrival.server.id: arrival.server for arrival, _ in replies}.values():
+            try:
+                self._see(server)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = failure or error
         for arrival, reply in replies:
             try:
-                self._see(arrival.server)
                 self.writer.append(Answered(reply=reply, delivery=arrival.delivery), soon=False)
             except Exception as error:  # noqa: BLE001 (raised below)
                 failure = failure or error
@@ -601,13 +614,15 @@ class Asking:
             raise failure
         self.landed.extend((arrival.job, reply) for arrival, reply in replies)
 
-    def _journal_all(self) -> None:
-        """At the end, whatever has come; what fails is told unless something else ends the run."""
+    def _journal_all(self) -> Exception | None:
+        """At the end, whatever has come. The first failure, for one who is not ending by another."""
+        failure = None
         while self.arrived:
             try:
                 self._journal_some()
-            except Exception as error:  # noqa: BLE001 (raised by `run`)
-                self.failure = self.failure or error
+            except Exception as error:  # noqa: BLE001 (given back)
+                failure = failure or error
+        return failure
 
     def _keep(self, job: _Job, reply: Reply) -> None:
         """Counts an answer that is in the journal, and goes on with its conversation."""

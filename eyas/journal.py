@@ -416,7 +416,7 @@ class JournalWriter:
             self._append_waiting()
 
     def flush(self) -> None:
-        """Writes what waits. Raises as `append`."""
+        """Writes what waits. Raises EyasError if it cannot."""
         if self._waiting:
             self._append_waiting()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import eyas.asking
-from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, WAITING, Asking, prepare
+from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, WAITING, Asked, Asking, prepare
 from eyas.budget import Budget
 from eyas.config import ModelConfig
 from eyas.errors import EyasError
@@ -80,7 +80,9 @@ def arrival(number: int, tokens: int = 1) -> Any:
     """An answer that repeats the token `number`."""
     job = SimpleNamespace(request=f"{number:032x}")
     completion = SimpleNamespace(output_ids=[number] * tokens)
-    return SimpleNamespace(job=job, ask=None, completion=completion, server=None, delivery=None)
+    return SimpleNamespace(
+        job=job, ask=None, completion=completion, server=SimpleNamespace(id="s"), delivery=None
+    )
 
 
 def finishing(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[int]], list[int]]:
@@ -163,7 +165,7 @@ def test_answers_that_cannot_be_journalled_end_the_run_and_the_others_are(
         for number in numbers:
             asking._arrive(arrival(number))
         if closing:
-            asking._journal_all()
+            asking.failure = asking._journal_all()
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -172,6 +174,43 @@ def test_answers_that_cannot_be_journalled_end_the_run_and_the_others_are(
     assert journalled == [number for number in numbers if number not in (13, 17)]
     assert str(asking.failure) == "no id of this model", "the first that failed"
     assert set(counted) <= set(journalled) and not (closing and counted)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_has_come_is_journalled_and_what_has_not_is_unfinished_when_a_run_ends(
+    interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, writes, _ = finishing(monkeypatch)
+
+    async def come() -> None:
+        loop = asyncio.get_running_loop()
+        replies = {21: loop.create_future(), 22: loop.create_future()}
+
+        async def work(number: int) -> None:
+            asking.asked[number] = Asked(None, number, 0.0)  # type: ignore[arg-type]
+            try:
+                await replies[number]
+            finally:
+                del asking.asked[number]
+            asking._arrive(arrival(number))
+
+        asking.asked, asking.stopped, asking.following, asking.beside = {}, 5.0, set(), set()
+        asking.in_flight = {asyncio.create_task(work(number)) for number in replies}
+        asking.fleet = SimpleNamespace(tasks=list)
+        asking.session = SimpleNamespace(hand_out=lambda: replies[21].set_result(None))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(asking._close())
+        await asyncio.sleep(0)
+        if interrupted:
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        else:
+            assert await closing is None
+            assert [(one.sample, one.ended) for one in asking.unfinished] == [(22, 5.0)]
+
+    asyncio.run(come())
+    assert [one for write in writes for one in write] == [21]
 
 
 def test_one_step_at_a_time_however_much_is_finished_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -573,6 +573,8 @@ BODIES = {
     "nested only": b'{"text":"a","y":{"x":1,"output_ids":[1,2]},' + META + b"}",
     "nested before": b'{"text":"a","y":{"x":1,"output_ids":[9,2]},"output_ids":[1,2],' + META + b"}",
     "in a list": b'{"text":"a","y":[{"x":1,"output_ids":[1,2]}],' + META + b"}",
+    "a number beside them": b'{"text":"a","y":{"x":1,"output_ids":[1,2]},"output_ids":0,' + META + b"}",
+    "a number behind them": b'{"text":"a","output_ids":[1,2],"output_ids":0,' + META + b"}",
     "none": b'{"text":"a",' + META + b"}",
     "empty": b'{"text":"a","output_ids":[],' + META + b"}",
     "of arrays": b'{"text":"a","output_ids":[[1],[2]],' + META + b"}",

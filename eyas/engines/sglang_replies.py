@@ -67,8 +67,9 @@ class _GeneratedWithLogprobs(Struct):
 
 
 _decoder = msgspec.json.Decoder(_Generated)
-# In JSON nothing but a key, whatever the answer's text spells; and what is put in place of it and its ids.
-_IDS, _NO_IDS = b',"output_ids":[', b',"output_ids":0'
+# In JSON nothing but a key, whatever the answer's text spells; and what is put in place of its ids, a number that no
+# server writes.
+_IDS, _CUT = b',"output_ids":[', b"-0.0e-77"
 _logprobs_decoder = msgspec.json.Decoder(_GeneratedWithLogprobs)
 
 
@@ -134,8 +135,8 @@ def _decode(body: bytes, ids_in_logprobs: bool) -> tuple[_Meta, bytes | list[int
         if begin >= 0 and end:
             # Each id would be read here to find where they end, and once more to know it.
             with suppress(msgspec.DecodeError):
-                reply = _decoder.decode(body[:begin] + _NO_IDS + body[end:])
-                if bytes(reply.output_ids) == b"0":  # else those were another object's
+                reply = _decoder.decode(body[: begin + len(_IDS) - 1] + _CUT + body[end:])
+                if bytes(reply.output_ids) == _CUT:  # else those were another object's
                     return reply.meta_info, body[begin + len(_IDS) - 1 : end]
         reply = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
