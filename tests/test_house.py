@@ -19,7 +19,7 @@ PACKAGE = ROOT / "eyas"
 # Floors from the ground up; a module may import from its own floor and those below. `plugins` finds the plugin
 # folders by name, and sources hand it the default file reader.
 FLOORS = [
-    {"errors", "lengths", "records", "progress", "tool_calls", "wire"},
+    {"deadlines", "errors", "lengths", "records", "progress", "tool_calls", "wire"},
     {"plugins", "config", "hub", "recordfile", "sources.files"},
     {
         "admission",
