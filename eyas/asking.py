@@ -210,7 +210,6 @@ class Asking:
             self.fleet.start(self.session)
             self._begin(self.beside, self._tick())
             self._begin(self.beside, self.deadlines.look(TICK))
-            failure = None
             try:
                 await self._loop()
             finally:

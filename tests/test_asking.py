@@ -17,6 +17,7 @@ import eyas.asking
 from eyas.asking import AHEAD_SHARE, BATCH, BATCH_TOKENS, WAITING, Asked, Asking, prepare
 from eyas.budget import Budget
 from eyas.config import ModelConfig
+from eyas.deadlines import Deadlines
 from eyas.errors import EyasError
 from eyas.lengths import places
 
@@ -211,6 +212,29 @@ def test_what_has_come_is_journalled_and_what_has_not_is_unfinished_when_a_run_e
 
     asyncio.run(come())
     assert [one for write in writes for one in write] == [21]
+
+
+def test_a_run_ends_requests_that_are_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def same_model(_: str) -> None:
+        await asyncio.sleep(60)
+
+    async def idle() -> None:
+        await asyncio.sleep(60)
+
+    async def loop() -> None:
+        with pytest.raises(TimeoutError):
+            await asking._generate("http://x", SimpleNamespace(sampling=None))
+
+    monkeypatch.setattr(eyas.asking, "TICK", 0.01)
+    asking, _, _ = finishing(monkeypatch)
+    asking.show = SimpleNamespace(progress=SimpleNamespace())
+    asking.lease = SimpleNamespace(key=None)
+    asking.fleet = SimpleNamespace(start=lambda _: None, tasks=list, same_model=same_model)
+    asking.deadlines, asking.stopped = Deadlines(), None
+    asking.in_flight, asking.following, asking.beside = set(), set(), set()
+    asking._tick, asking._loop, asking._settle = idle, loop, lambda: None
+    asking._deadline = lambda _: 0.02
+    asyncio.run(asyncio.wait_for(asking.run(), 10))
 
 
 def test_one_step_at_a_time_however_much_is_finished_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,8 @@ def test_what_is_not_urgent_is_written_with_the_next_entry_or_at_the_end(tmp_pat
             writer.append(entry, soon=False)
         found = [Journal(tmp_path).rendered(entry.render) is not None for entry in rendered]
         assert found == [True] * 33 + [False] * 7  # so many are never held back
+        writer.flush()
+        assert Journal(tmp_path).rendered(rendered[38].render) == rendered[38]
         writer.append(rendered[39], soon=False)
     assert [Journal(tmp_path).rendered(entry.render) for entry in rendered] == rendered
 

@@ -93,6 +93,14 @@ def test_what_an_answer_holds_is_told_alike(ids: list[int], tokens: set[int], ow
         assert listed.holds(wanted) == told.holds(wanted) == (not wanted.isdisjoint(listed.inner.tolist()))
 
 
+def test_tokens_far_apart_are_found_among_many_between_them() -> None:
+    ids = [*range(3, 3000), 31_000]
+    reply = replace(answered("a").reply, stop_ids=[2], added_tokens={"<a>": 31_000, "<b>": 40_000})
+    response = place(replace(reply, output_ids=Ids(msgspec.json.encode(ids))), "k", 0, 0)
+    assert response.holds([31_000]) and response.holds([2, 500]) and response.holds([0, 2999])
+    assert not response.holds([2, 40_000]) and not response.holds([0, 3000, 50_000])
+
+
 def test_nothing_else_than_ids_is_journalled_in_their_place(tmp_path: Path) -> None:
     entry = answered("a")
     with JournalWriter(tmp_path) as writer, pytest.raises(TypeError, match="has no JSON"):
